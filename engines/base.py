@@ -1,0 +1,77 @@
+"""What the suite asks of an engine under test: open a session, take steps, yield a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from scenarios import Config, Request, Scenario, Step, StepTrace, Trace
+
+SEAMS = "seams"
+TORCH = "torch"
+LINES = "lines"
+INJECTORS = (SEAMS, TORCH, LINES)
+"""Families of fault sites, by how they are reached: wrapped calls, torch functions, source lines."""
+
+
+class Session(Protocol):
+    """One engine instance living through a scenario. Not thread-safe."""
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it runs when a step names it."""
+        ...
+
+    def step(self, step: Step) -> StepTrace:
+        """Execute one iteration.
+
+        An exception that the engine's code raises, injected or not, ends up in the returned trace. What is
+        raised here is an error of the suite itself.
+        """
+        ...
+
+    def trace(self) -> Trace:
+        """Everything so far."""
+        ...
+
+    def close(self) -> None:
+        """Take every wrapper off again and release the pools."""
+        ...
+
+
+class Engine(Protocol):
+    """A system under test.
+
+    ``name`` is "portable" or "tensorrt_llm"; ``device`` as in ``Trace.device``.
+    """
+
+    name: str
+    device: str
+
+    def open(
+        self,
+        config: Config,
+        requests: tuple[Request, ...] = (),
+        *,
+        observe: bool = True,
+        record: Collection[str] = (),
+    ) -> Session:
+        """Start a session.
+
+        observe  False: no sub-steps are recorded (the bare engine, for benchmarks)
+        record   families of ``INJECTORS`` whose sites are counted into ``StepTrace.sites``
+
+        Raises ``UsageError`` for a configuration that this engine cannot drive.
+        """
+        ...
+
+
+def run(engine: Engine, scenario: Scenario, *, observe: bool = True, record: Collection[str] = ()) -> Trace:
+    """Run a whole scenario; a fatal step ends it early."""
+    session = engine.open(scenario.config, scenario.requests, observe=observe, record=record)
+    try:
+        for step in scenario.steps:
+            if session.step(step).outcome == "fatal":
+                break
+        return session.trace()
+    finally:
+        session.close()

@@ -1,0 +1,57 @@
+"""The vocabulary: scenarios, traces, findings and their JSON. Imports nothing else of the project."""
+
+from scenarios.codec import dumps, loads, scenario_from_json, scenario_to_json
+from scenarios.errors import ScenarioError, UsageError, closest
+from scenarios.finding import Finding, Violation, finding_from_json, finding_loads, finding_to_json
+from scenarios.model import (
+    FORMAT_VERSION,
+    WORKERS,
+    Config,
+    Context,
+    Fault,
+    FaultKind,
+    Generation,
+    Phase,
+    Request,
+    Scenario,
+    Step,
+    WorkerTraits,
+)
+from scenarios.schedule import RequestState, RowPlan, Schedule, check, walk
+from scenarios.trace import FIELDS, StepTrace, Substep, Trace
+
+__all__ = [
+    "FIELDS",
+    "FORMAT_VERSION",
+    "WORKERS",
+    "Config",
+    "Context",
+    "Fault",
+    "FaultKind",
+    "Finding",
+    "Generation",
+    "Phase",
+    "Request",
+    "RequestState",
+    "RowPlan",
+    "Scenario",
+    "ScenarioError",
+    "Schedule",
+    "Step",
+    "StepTrace",
+    "Substep",
+    "Trace",
+    "UsageError",
+    "Violation",
+    "WorkerTraits",
+    "check",
+    "closest",
+    "dumps",
+    "finding_from_json",
+    "finding_loads",
+    "finding_to_json",
+    "loads",
+    "scenario_from_json",
+    "scenario_to_json",
+    "walk",
+]

@@ -1,0 +1,44 @@
+"""Errors that a person can act on: one line that names the object, says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """Input, configuration or environment that the suite cannot work with (exit status 2).
+
+    ``str()`` is always one line.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class ScenarioError(UsageError):
+    """A scenario, trace or finding that is not valid.
+
+    ``field`` is the path of the offending value, for instance ``steps[1].generations[0].agree``.
+    """
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+    def within(self, prefix: str) -> ScenarioError:
+        """The same error with ``prefix`` put before the path of its field."""
+        joint = "" if not self.field or self.field.startswith("[") else "."
+        return type(self)(f"{prefix}{joint}{self.field}", self.problem, self.remedy)
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """A remedy for an unknown ``name``: the nearest known one, or all of them when none is near."""
+    known = sorted(names)
+    lowered = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {lowered[near[0]]!r}?"
+    return "write one of " + ", ".join(known) if known else "none is known"

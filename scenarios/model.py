@@ -1,0 +1,203 @@
+"""The scenario: a plain, frozen value that says what an executor does, step by step.
+
+Everything else in the suite is a function of it. It holds causes only (who is in the batch, how long, how well
+the drafter does, what fails); every length that follows from them is derived by ``scenarios.schedule``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+FORMAT_VERSION: Final = 1
+
+
+class Phase(str, Enum):
+    """What the executor does with a step."""
+
+    WARMUP = "warmup"
+    """General warm-up: dummies at some shape, eager. An out-of-memory error is tolerated, no other error is."""
+    CAPTURE = "capture"
+    """Warm-up runs of one CUDA graph, then its capture, with dummy generations. No error is tolerated."""
+    EAGER = "eager"
+    """A served batch, run by Python. Errors are tolerated within the error budget; active requests fail."""
+    REPLAY = "replay"
+    """A served batch, run by replaying the graph that was captured for its size and draft length."""
+
+    @property
+    def is_startup(self) -> bool:
+        """Whether the step belongs to start-up and so holds dummies only."""
+        return self in (Phase.WARMUP, Phase.CAPTURE)
+
+
+class FaultKind(str, Enum):
+    """What a fault raises."""
+
+    OOM = "oom"
+    """``torch.OutOfMemoryError``: the only kind that general warm-up tolerates."""
+    CUDA = "cuda"
+    """A CUDA error: fatal everywhere, as the context is lost."""
+    ERROR = "error"
+    """``RuntimeError``: tolerated in serving within the error budget."""
+
+
+@dataclass(frozen=True)
+class WorkerTraits:
+    """What a scenario needs to know of a worker to be valid for it.
+
+    ``tokens_per_gen_step(K)`` rows are fed per generation; ``drafts_for_contexts`` says whether the drafts
+    made for a context row are real; ``min_draft_len`` is the smallest runtime draft length it handles.
+    """
+
+    name: str
+    summary: str
+    parallel: bool = False
+    drafts_for_contexts: bool = True
+    min_draft_len: int = 0
+
+    def tokens_per_gen_step(self, draft_len: int) -> int:
+        """Rows per generation in the target forward (upstream: ``runtime_tokens_per_gen_step``)."""
+        return 2 * draft_len if self.parallel else draft_len + 1
+
+
+WORKERS: Final[dict[str, WorkerTraits]] = {
+    w.name: w
+    for w in (
+        WorkerTraits("Eagle3OneModelWorker", "Eagle3, linear draft loop over one draft layer group"),
+        WorkerTraits("MTPEagleWorker", "MTP-Eagle, linear draft loop over one MTP layer"),
+        WorkerTraits(
+            "PARDWorker",
+            "PARD, one parallel forward over mask tokens",
+            parallel=True,
+            drafts_for_contexts=False,
+            min_draft_len=1,
+        ),
+    )
+}
+"""Workers by class name. A worker is added to the suite by adding its traits here first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Configuration of the engine, fixed for the whole scenario.
+
+    worker            class name of the worker, a key of ``WORKERS``
+    max_draft_len     Kmax, at least 1
+    tokens_per_block  tokens of one KV-cache page
+    num_blocks        pages of the KV-cache pool
+    max_num_requests  most rows of a batch
+    max_num_tokens    most rows of a target forward
+    max_seq_len       longest KV length of a request, extra tokens included
+    graph_warmup_runs forwards before each capture (upstream: ``WARMUP_STEPS``)
+    error_budget      failed serving steps that are tolerated
+    seed              seed of the prompts
+    attention_backend "TRTLLM"
+    """
+
+    worker: str
+    max_draft_len: int
+    tokens_per_block: int = 4
+    num_blocks: int = 64
+    max_num_requests: int = 8
+    max_num_tokens: int = 256
+    max_seq_len: int = 128
+    graph_warmup_runs: int = 2
+    error_budget: int = 8
+    seed: int = 0
+    attention_backend: str = "TRTLLM"
+
+    @property
+    def traits(self) -> WorkerTraits:
+        """Traits of the configured worker."""
+        return WORKERS[self.worker]
+
+    @property
+    def num_extra_kv_tokens(self) -> int:
+        """Tokens granted beyond a request's length: room for the draft loop (upstream: Kmax - 1).
+
+        A parallel drafter writes one token beyond the verified ones even for Kmax 1, where upstream's
+        formula gives 0, so it gets at least 1 here.
+        """
+        return max(self.max_draft_len - 1, 1 if self.traits.parallel else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A request of a user: its prompt is ``tracer.prompt_token(seed, id, 0..prompt_len-1)``."""
+
+    id: int
+    prompt_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """A context (prefill) row: the next ``chunk`` prompt tokens of ``request``.
+
+    ``request`` is None for a dummy, whose whole prompt is the chunk. ``agree`` is how many of the drafts made
+    in this step the target will agree with, from the first on (0..draft_len).
+    """
+
+    request: int | None
+    chunk: int
+    agree: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A generation (decode) row of ``request``: it verifies the drafts that its last step made.
+
+    ``agree`` as for a context, for the drafts made in *this* step; so the next step of the request accepts
+    1 + min(agree, drafts it verifies) tokens. A dummy (``request`` None) has ``past`` cached tokens, and its
+    drafts are such that the target accepts ``accept`` tokens (1..draft_len+1); both are left at their
+    defaults for a real request.
+    """
+
+    request: int | None
+    agree: int = 0
+    past: int = 0
+    accept: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """An exception of ``kind`` raised at the ``occurrence``-th call (from 1) of ``site`` within its step."""
+
+    site: str
+    occurrence: int
+    kind: FaultKind
+
+    def __str__(self) -> str:
+        return f"{self.site}@{self.occurrence}:{self.kind.value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One iteration of the executor: contexts first, then generations, in this order.
+
+    draft_len   runtime draft length K of the step: drafts verified per generation and drafts made
+    finish      requests that end after the step
+    fault       what fails in it
+    """
+
+    phase: Phase = Phase.EAGER
+    draft_len: int
+    contexts: tuple[Context, ...] = ()
+    generations: tuple[Generation, ...] = ()
+    finish: tuple[int, ...] = ()
+    fault: Fault | None = None
+
+    @property
+    def rows(self) -> tuple[Context | Generation, ...]:
+        """Rows of the batch in order."""
+        return (*self.contexts, *self.generations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A configuration and what happens in it. ``note`` is free text for the reader."""
+
+    config: Config
+    requests: tuple[Request, ...] = ()
+    steps: tuple[Step, ...] = ()
+    note: str = ""

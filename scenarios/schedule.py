@@ -1,0 +1,410 @@
+"""Which lengths follow from a scenario, and whether upstream's executor could produce it.
+
+``Schedule`` walks the steps and refuses, naming the field, what could not happen. Strategies use it to stay
+inside, the codec to check what it reads. It knows lengths only: neither tokens nor any engine state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scenarios.errors import ScenarioError, closest
+from scenarios.model import (
+    WORKERS,
+    Config,
+    Context,
+    FaultKind,
+    Generation,
+    Phase,
+    Request,
+    Scenario,
+    Step,
+)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Lengths of one row of a step.
+
+    past      tokens cached before the step (upstream: ``num_cached_tokens_per_seq``)
+    query     rows it feeds to the target (upstream: ``seq_lens``)
+    accepted  tokens that the step commits, the target's own included (0 for a non-final chunk)
+    granted   KV tokens granted to the request once the step is prepared
+    """
+
+    request: int | None
+    is_context: bool
+    past: int
+    query: int
+    accepted: int
+    granted: int
+
+
+@dataclass
+class RequestState:
+    """Where a real request stands between two steps."""
+
+    prompt_len: int
+    past: int = 0
+    granted: int = 0
+    drafts: int = 0
+    """Drafts that its last step made for it."""
+    agree: int = 0
+    """How many of them the target agrees with."""
+    active: bool = True
+
+    @property
+    def in_context(self) -> bool:
+        """Whether prompt tokens are still to be computed."""
+        return self.past < self.prompt_len
+
+
+def _blocks(tokens: int, config: Config) -> int:
+    return -(-tokens // config.tokens_per_block)
+
+
+def _require(condition: bool, field: str, problem: str, remedy: str) -> None:
+    if not condition:
+        raise ScenarioError(field, problem, remedy)
+
+
+def check_config(config: Config) -> None:
+    """Raise ``ScenarioError`` unless the configuration can hold at least one request."""
+    _require(
+        config.worker in WORKERS,
+        "config.worker",
+        f"no worker is called {config.worker!r}",
+        closest(config.worker, WORKERS),
+    )
+    _require(
+        config.attention_backend == "TRTLLM",
+        "config.attention_backend",
+        f"no attention backend is called {config.attention_backend!r}",
+        "write 'TRTLLM'",
+    )
+    lowest = {
+        "max_draft_len": 1,
+        "tokens_per_block": 1,
+        "num_blocks": 1,
+        "max_num_requests": 1,
+        "max_num_tokens": 1,
+        "max_seq_len": 2,
+        "graph_warmup_runs": 0,
+        "error_budget": 0,
+        "seed": 0,
+    }
+    for name, low in lowest.items():
+        value = getattr(config, name)
+        _require(value >= low, f"config.{name}", f"{value} is too small", f"write {low} or more")
+    _require(config.max_draft_len <= 31, "config.max_draft_len", "is above 31", "write at most 31")
+    _require(config.max_seq_len <= 4096, "config.max_seq_len", "is above 4096", "write at most 4096")
+
+
+class Schedule:
+    """The state of the executor as far as lengths go, advanced step by step.
+
+    ``requests`` maps the id of each request that has entered to its ``RequestState``; ``graphs`` holds the
+    (batch size, draft length) pairs captured so far; ``over`` says that a fatal failure ended the run.
+    """
+
+    def __init__(self, config: Config, requests: tuple[Request, ...] = ()) -> None:
+        check_config(config)
+        self.config = config
+        self.requests: dict[int, RequestState] = {}
+        self.graphs: set[tuple[int, int]] = set()
+        self.failures = 0
+        self.serving = False
+        self.over = False
+        for i, request in enumerate(requests):
+            self.add(request, f"requests[{i}]")
+
+    def add(self, request: Request, field: str = "request") -> None:
+        """Let a request enter the queue."""
+        _require(request.id >= 0, f"{field}.id", f"{request.id} is negative", "write 0 or more")
+        _require(
+            request.id not in self.requests,
+            f"{field}.id",
+            f"{request.id} is taken by an earlier request",
+            "give each request its own id",
+        )
+        _require(
+            request.prompt_len >= 1, f"{field}.prompt_len", f"{request.prompt_len} is too small", "write 1 or more"
+        )
+        self.requests[request.id] = RequestState(request.prompt_len)
+
+    def fork(self) -> Schedule:
+        """A copy that can be advanced on trial."""
+        other = Schedule(self.config)
+        other.requests = {i: RequestState(**vars(s)) for i, s in self.requests.items()}
+        other.graphs = set(self.graphs)
+        other.failures, other.serving, other.over = self.failures, self.serving, self.over
+        return other
+
+    @property
+    def waiting(self) -> list[int]:
+        """Active requests with prompt tokens still to compute."""
+        return [i for i, s in self.requests.items() if s.active and s.in_context]
+
+    @property
+    def generating(self) -> list[int]:
+        """Active requests whose prompt is computed."""
+        return [i for i, s in self.requests.items() if s.active and not s.in_context]
+
+    @property
+    def blocks_in_use(self) -> int:
+        """Pages held by active requests between two steps."""
+        return sum(_blocks(s.granted, self.config) for s in self.requests.values() if s.active)
+
+    def draft_width(self, draft_len: int) -> int:
+        """Draft slots of a generation row (upstream: length of ``py_draft_tokens``)."""
+        return self.config.traits.tokens_per_gen_step(draft_len) - 1
+
+    def plan(self, step: Step, field: str = "step") -> list[RowPlan]:
+        """Lengths of the rows of ``step`` if it came next; raise ``ScenarioError`` if it could not."""
+        config, traits = self.config, self.config.traits
+        k = step.draft_len
+        _require(not self.over, field, "an earlier fault ended the run", "remove this step or that fault")
+        _require(bool(step.rows), field, "the batch is empty", "add a context or a generation")
+        low = traits.min_draft_len
+        _require(
+            low <= k <= config.max_draft_len,
+            f"{field}.draft_len",
+            f"{k} is outside {low}..{config.max_draft_len}",
+            f"{traits.name} with this max_draft_len needs a value in that range",
+        )
+        if step.phase.is_startup:
+            _require(
+                not self.serving,
+                f"{field}.phase",
+                f"{step.phase.value} comes after a served batch",
+                "move it before the first eager or replay step",
+            )
+        rows = [self._plan_context(step, c, f"{field}.contexts[{i}]") for i, c in enumerate(step.contexts)]
+        rows += [self._plan_generation(step, g, f"{field}.generations[{i}]") for i, g in enumerate(step.generations)]
+        self._check_batch(step, rows, field)
+        self._check_fault(step, field)
+        return rows
+
+    def advance(self, step: Step, field: str = "step") -> list[RowPlan]:
+        """Check ``step``, let it happen and return the lengths of its rows."""
+        rows = self.plan(step, field)
+        self.serving = self.serving or not step.phase.is_startup
+        if step.fault is not None:
+            self._fail(step)
+            return rows
+        if step.phase is Phase.CAPTURE:
+            self.graphs.add((len(rows), step.draft_len))
+        for row, plan in zip(step.rows, rows):
+            if plan.request is None:
+                continue
+            state = self.requests[plan.request]
+            state.granted = plan.granted
+            if plan.is_context:
+                state.past += plan.query
+                made = step.draft_len if self.config.traits.drafts_for_contexts else 0
+            else:
+                state.past += plan.accepted
+                # The step granted 1 + width tokens; what was not accepted is rewound.
+                state.granted -= self.draft_width(step.draft_len) - (plan.accepted - 1)
+                made = step.draft_len
+            state.drafts, state.agree = made, row.agree
+        for request in step.finish:
+            self.requests[request].active = False
+        return rows
+
+    def _fail(self, step: Step) -> None:
+        assert step.fault is not None
+        if not self.tolerates(step):
+            self.over = True
+        elif step.phase is not Phase.WARMUP:
+            self.failures += 1
+            for state in self.requests.values():
+                # Upstream fails every active request; those still queued without a page are not active yet.
+                state.active = state.active and state.granted == 0 and state.past == 0
+            for row in step.rows:
+                if row.request is not None:
+                    self.requests[row.request].active = False
+
+    def tolerates(self, step: Step) -> bool:
+        """Whether the run goes on after the fault of ``step``."""
+        assert step.fault is not None
+        kind = step.fault.kind
+        if step.phase is Phase.WARMUP:
+            return kind is FaultKind.OOM
+        if step.phase is Phase.CAPTURE or kind is FaultKind.CUDA:
+            return False
+        return self.failures < self.config.error_budget
+
+    def _plan_context(self, step: Step, row: Context, field: str) -> RowPlan:
+        config = self.config
+        _require(row.chunk >= 1, f"{field}.chunk", f"{row.chunk} is too small", "write 1 or more")
+        most = step.draft_len if config.traits.drafts_for_contexts else 0
+        _require(
+            0 <= row.agree <= most,
+            f"{field}.agree",
+            f"{row.agree} is outside 0..{most}",
+            "write how many of the drafts made for this row agree with the target",
+        )
+        first_grant = row.chunk + config.num_extra_kv_tokens + self.draft_width(step.draft_len)
+        if row.request is None:
+            self._check_dummy(step, field)
+            return RowPlan(None, True, 0, row.chunk, 1, first_grant)
+        state = self._active(step, row.request, field)
+        _require(
+            state.in_context,
+            f"{field}.request",
+            f"the prompt of request {row.request} is already computed",
+            "list it under generations",
+        )
+        left = state.prompt_len - state.past
+        _require(
+            row.chunk <= left,
+            f"{field}.chunk",
+            f"{row.chunk} exceeds the {left} prompt tokens left of request {row.request}",
+            f"write at most {left}",
+        )
+        granted = state.granted or state.prompt_len + config.num_extra_kv_tokens + self.draft_width(step.draft_len)
+        return RowPlan(row.request, True, state.past, row.chunk, int(row.chunk == left), granted)
+
+    def _plan_generation(self, step: Step, row: Generation, field: str) -> RowPlan:
+        config, k = self.config, step.draft_len
+        query = config.traits.tokens_per_gen_step(k)
+        _require(
+            0 <= row.agree <= k,
+            f"{field}.agree",
+            f"{row.agree} is outside 0..{k}",
+            "write how many of the drafts made for this row agree with the target",
+        )
+        if row.request is None:
+            self._check_dummy(step, field)
+            _require(row.past >= 0, f"{field}.past", f"{row.past} is negative", "write 0 or more")
+            _require(
+                1 <= row.accept <= k + 1, f"{field}.accept", f"{row.accept} is outside 1..{k + 1}", "write 1 to K + 1"
+            )
+            granted = row.past + 1 + config.num_extra_kv_tokens + self.draft_width(k)
+            return RowPlan(None, False, row.past, query, row.accept, granted)
+        for name, default in (("past", 0), ("accept", 1)):
+            _require(
+                getattr(row, name) == default,
+                f"{field}.{name}",
+                "is for dummies; it follows from the earlier steps of a real request",
+                "leave it out",
+            )
+        state = self._active(step, row.request, field)
+        _require(
+            not state.in_context,
+            f"{field}.request",
+            f"request {row.request} still has {state.prompt_len - state.past} prompt tokens to compute",
+            "list it under contexts until its prompt is done",
+        )
+        accepted = 1 + min(state.agree, state.drafts, k)
+        return RowPlan(row.request, False, state.past, query, accepted, state.granted + 1 + self.draft_width(k))
+
+    def _active(self, step: Step, request: int, field: str) -> RequestState:
+        _require(
+            not step.phase.is_startup,
+            f"{field}.request",
+            f"a {step.phase.value} step holds dummies only",
+            "write null",
+        )
+        state = self.requests.get(request)
+        if state is None:
+            raise ScenarioError(f"{field}.request", f"no request has id {request}", "add it under requests")
+        _require(
+            state.active,
+            f"{field}.request",
+            f"request {request} has ended before this step",
+            "remove the row, the earlier finish or the earlier fault",
+        )
+        return state
+
+    def _check_dummy(self, step: Step, field: str) -> None:
+        _require(
+            step.phase.is_startup,
+            f"{field}.request",
+            f"is null in a step of phase {step.phase.value}, and only warmup and capture steps hold dummies",
+            "name a request",
+        )
+
+    def _check_batch(self, step: Step, rows: list[RowPlan], field: str) -> None:
+        config = self.config
+        ids = [r.request for r in rows if r.request is not None]
+        _require(len(ids) == len(set(ids)), field, "a request is in the batch twice", "list each request once")
+        _require(
+            len(rows) <= config.max_num_requests,
+            field,
+            f"{len(rows)} rows exceed max_num_requests {config.max_num_requests}",
+            "remove rows",
+        )
+        tokens = sum(r.query for r in rows)
+        _require(
+            tokens <= config.max_num_tokens,
+            field,
+            f"{tokens} tokens exceed max_num_tokens {config.max_num_tokens}",
+            "shorten chunks or remove rows",
+        )
+        for i, row in enumerate(rows):
+            longest = row.past + row.query + config.num_extra_kv_tokens
+            _require(
+                longest <= config.max_seq_len,
+                f"{field}.{'contexts' if row.is_context else 'generations'}"
+                f"[{i if row.is_context else i - len(step.contexts)}]",
+                f"its KV length {longest} (extra tokens included) exceeds max_seq_len {config.max_seq_len}",
+                "end the request earlier or raise config.max_seq_len",
+            )
+        held = sum(
+            _blocks(s.granted, config) for r, s in self.requests.items() if s.active and s.granted and r not in ids
+        )
+        needed = held + sum(_blocks(r.granted, config) for r in rows)
+        _require(
+            needed <= config.num_blocks,
+            field,
+            f"{needed} KV-cache pages exceed num_blocks {config.num_blocks}",
+            "end requests earlier or raise config.num_blocks",
+        )
+        if step.phase in (Phase.CAPTURE, Phase.REPLAY):
+            _require(not step.contexts, f"{field}.contexts", "a CUDA graph holds generations only", "remove them")
+        if step.phase is Phase.REPLAY:
+            _require(
+                (len(rows), step.draft_len) in self.graphs,
+                f"{field}.phase",
+                f"no earlier step captured batch size {len(rows)} with draft_len {step.draft_len}",
+                "add a capture step of that shape or write 'eager'",
+            )
+        for i, request in enumerate(step.finish):
+            state = self.requests.get(request)
+            _require(
+                state is not None and state.active and (state.past > 0 or request in ids),
+                f"{field}.finish[{i}]",
+                f"request {request} is not active",
+                "name a request that has run and not ended",
+            )
+        _require(len(set(step.finish)) == len(step.finish), f"{field}.finish", "names a request twice", "list it once")
+
+    def _check_fault(self, step: Step, field: str) -> None:
+        fault = step.fault
+        if fault is None:
+            return
+        _require(bool(fault.site), f"{field}.fault.site", "is empty", "name a site, see `specfuzz list sites`")
+        _require(
+            fault.occurrence >= 1, f"{field}.fault.occurrence", f"{fault.occurrence} is too small", "write 1 or more"
+        )
+        _require(
+            not step.finish, f"{field}.finish", "no request finishes in a step that fails", "remove it or the fault"
+        )
+
+
+def walk(scenario: Scenario) -> Iterator[tuple[Step, list[RowPlan]]]:
+    """Steps of a valid scenario with the lengths of their rows; raises ``ScenarioError`` where it is not valid."""
+    schedule = Schedule(scenario.config, scenario.requests)
+    for i, step in enumerate(scenario.steps):
+        yield step, schedule.advance(step, f"steps[{i}]")
+
+
+def check(scenario: Scenario) -> Scenario:
+    """``scenario`` itself if upstream's executor could produce it; raises ``ScenarioError`` otherwise."""
+    _require(bool(scenario.steps), "steps", "is empty", "add a step")
+    for _ in walk(scenario):
+        pass
+    return scenario

@@ -1,0 +1,167 @@
+"""The trace: what an engine did, sub-step by sub-step, under upstream's own field names.
+
+Sub-steps of one step, in order. ``run`` counts the forwards of the step from 0 (a capture step has
+``graph_warmup_runs`` forwards, then the capture; every other step has one).
+
+=========== ================================================================================================
+prepared    the inputs and both metadata objects are prepared; no forward has run (once per step)
+entered     a model forward is about to start (once per run)
+verified    the worker has accepted draft tokens (not in a replay, where no Python of the worker runs)
+saved       ``prepare_for_spec_dec`` has returned (not in a replay)
+draft[i]    the i-th call of the draft model is about to start, with its inputs (not in a replay)
+restored    the worker's forward has returned, with its outputs (once per run)
+updated     sampler and KV-cache manager are updated (once per step, served or start-up)
+failed      the step ended in an exception and the executor has handled it (instead of the rest)
+=========== ================================================================================================
+
+A trace of the oracle has the same sub-steps and a subset of the fields: only what is specified. A field that
+an engine cannot observe is absent from the sub-step, never made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from scenarios.model import Phase
+
+PREPARED: Final = "prepared"
+ENTERED: Final = "entered"
+VERIFIED: Final = "verified"
+SAVED: Final = "saved"
+RESTORED: Final = "restored"
+UPDATED: Final = "updated"
+FAILED: Final = "failed"
+
+
+def draft(i: int) -> str:
+    """Name of the sub-step before the i-th draft-model call."""
+    return f"draft[{i}]"
+
+
+FIELDS: Final[dict[str, str]] = {
+    # Attention metadata: prepared, entered, verified, saved, draft[i], restored, failed. n = num_seqs.
+    "num_contexts": "host int",
+    "num_generations": "host int",
+    "num_ctx_tokens": "host int",
+    "num_tokens": "host int",
+    "_seq_lens": "host int32 [n]",
+    "_seq_lens_cuda": "device int32 [n]",
+    "kv_lens_cuda": "device int32, first n: KV length of each row, this step's tokens included",
+    "host_request_types": "host int32, first n: 0 context, 1 generation",
+    "use_spec_decoding": "host bool",
+    "all_rank_num_tokens": "host list of int, or None",
+    "_saved_tensors": "names of the fields whose originals are saved, in order",
+    "identity": "field name -> label of the tensor object it refers to; equal labels, same object",
+    # Only at prepared.
+    "kv_lens": "host int32, first n: KV lengths plus extra tokens",
+    "kv_lens_runtime": "host int32 [n]: KV lengths as told to the kernels",
+    "host_total_kv_lens": "host int [2]: sums over contexts and over generations",
+    "prompt_lens_cpu": "host int32, first n",
+    "prompt_lens_cuda": "device int32, first n",
+    "kv_cache_block_offsets": "device: per row the pages that hold its granted tokens, in order",
+    "request_ids": "scenario request of each row, None for a dummy",
+    "gather_ids": "device int [L]: rows of the target forward that get logits",
+    "draft_tokens": "device int32 [G * (tokens_per_gen_step - 1)]: drafts to verify, flat",
+    "runtime_draft_len": "host int",
+    "runtime_tokens_per_gen_step": "host int",
+    # Inputs of the forward that is about to run: prepared (target), draft[i] (draft model).
+    "input_ids": "device int32 [rows]",
+    "position_ids": "device int32 [rows]",
+    "hidden_states": "device int64 [rows] (tracer digests); draft[i] of workers that feed hidden states",
+    "draft_all_rank_num_tokens": "host: the all_rank_num_tokens argument of the draft call, if it has one",
+    # Acceptance: verified.
+    "num_accepted_tokens": "device int32 [n], the target's own token included",
+    "accepted_tokens": "device int32: per row its first num_accepted_tokens entries",
+    # Outputs of the worker: restored.
+    "new_tokens": "device int32: per row its first new_tokens_lens entries",
+    "new_tokens_lens": "device int32 [n]",
+    "next_draft_tokens": "device int32 [n, drafts]",
+    "next_new_tokens": "device int32 [n, drafts + 1]",
+    "worker_state": "worker's own step-local state: name -> value (rewind pending, held copies)",
+    # Executor, per real request in the batch or still active, keyed by id: updated (and failed: ledger only).
+    "emitted": "request -> tokens emitted so far (generated ones, not the prompt)",
+    "kv_tokens": "request -> tokens granted in the KV-cache manager",
+    "kv_blocks": "request -> pages owned, in order",
+    "free_blocks": "pages in the pool that nobody owns",
+    "py_rewind_len": "request -> tokens rewound after this step (generations of this step)",
+    "py_num_accepted_draft_tokens": "request -> accepted drafts of this step, without the target's own token",
+    "target_kv": "request -> entries of its target slots 0..past-1 (tracer entries)",
+    "draft_kv": "request -> entries of its draft slots 0..past-1, 0 where the drafter was given nothing",
+    # failed.
+    "exception": "class name of the exception",
+    "message": "its text",
+    "raised_at": "file:line of the innermost frame outside the suite's injector, or None",
+}
+"""Every field of a trace: what it holds and on which side it lives."""
+
+
+@dataclass(frozen=True)
+class Substep:
+    """Observable state at one point: ``fields`` maps names of ``FIELDS`` to JSON values."""
+
+    name: str
+    run: int
+    phase: str
+    """"eager", "graph_warmup", "capture" or "replay": how the forward of this run is executed."""
+    fields: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identifies the sub-step within its step."""
+        return self.name, self.run
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.fields
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """What happened in one step.
+
+    outcome   "ok"; "tolerated": it failed and the run goes on; "fatal": it failed and the run is over
+    fired     how often the planned fault was raised (1 in a sound run, 0 without a plan)
+    injected  whether the exception that ended the step is the planned one
+    sites     site -> occurrences within the step, when recorded
+    """
+
+    index: int
+    phase: Phase
+    outcome: str
+    substeps: tuple[Substep, ...]
+    fired: int = 0
+    injected: bool = False
+    sites: Mapping[str, int] = field(default_factory=dict)
+
+    def find(self, name: str, run: int = 0) -> Substep | None:
+        """The sub-step of that name and run, None if the step has none."""
+        for substep in self.substeps:
+            if substep.name == name and substep.run == run:
+                return substep
+        return None
+
+    def named(self, *names: str) -> Iterator[Substep]:
+        """Sub-steps with one of these names; ``draft`` stands for every draft call."""
+        for substep in self.substeps:
+            if substep.name in names or ("draft" in names and substep.name.startswith("draft[")):
+                yield substep
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What an engine did in a scenario.
+
+    engine   "portable", "tensorrt_llm" or "reference"
+    device   "cpu", "cpu (emulated)" or "cuda"; where the fields called device live
+    classes  facts about the classes under test: ``forward_defined_in`` lists the worker's classes, most
+             derived first, whose own body or later assignment defines ``forward``
+    """
+
+    engine: str
+    device: str
+    steps: tuple[StepTrace, ...]
+    classes: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,124 @@
+"""The tracer model: the definition that every engine and the oracle share.
+
+The target and draft model of a scenario are not neural networks but exact integer functions of the whole KV
+content that a row reaches through the attention metadata. Each cache slot holds an *entry*, the pair
+(position id, token) that was written there. A row's *digest* is a sum over the slots that it sees, in order;
+its next token is a hash of the digest. A wrong length, slot, page, position or owner changes the sum, hence
+the tokens, on every device alike and with no tolerance.
+
+The identity of a request enters as it does in a real model, through its prompt: prompt tokens are drawn per
+request and every later token is a hash of all earlier ones.
+
+Target row at KV index ``n`` with position ``x`` and token ``t``: writes ``entry(x, t)`` to slot ``n`` of the
+target pool, sees slots ``0..n``::
+
+    digest(n) = sum(term(s, slot[s]) for s in 0..n) % PRIME         its hidden state is digest(n)
+    next      = choose(digest(n))
+
+Drafter with *shift* 1 (Eagle3, MTP-Eagle: at position ``x`` it is given the token of position ``x + 1`` and
+the hidden state of position ``x``), row at KV index ``n`` with position ``x``, token ``t``, hidden ``h``:
+writes ``entry(x, t)`` to slot ``n`` of the draft pool, sees slots ``0..n`` of it::
+
+    term'(s)  = term(s + 1, entry(x_s + 1, t_s))     when draft slot s holds (x_s, t_s)
+              = term(s + 1, target_slot[s + 1])      when draft slot s is EMPTY
+    digest'   = (term(0, target_slot[0]) + sum(term'(s) for s in 0..n)) % PRIME
+    own       = term(n + 1, entry(x + 1, t))
+    next      = choose((2 * (h + own) - digest') % PRIME)           its hidden state is digest'
+
+With the right cache and the right hidden row, ``h + own == digest'``, so ``next`` is the target's own choice;
+any error in either changes it. Drafter with shift 0 (PARD: given tokens at their own positions, no hidden
+state; unknown tokens are MASK), row at KV index ``n``::
+
+    term'(s)  = term(s, entry(x_s, t_s)) when draft slot s is filled, else term(s, target_slot[s])
+    m         = first index of the run of MASK tokens that ends at n (n + 1 when t is not MASK)
+    d         = sum(term'(s) for s in 0..m-1) % PRIME
+    then for s in m..n:  d = (d + term(s, entry(x_s, choose(d)))) % PRIME
+    next      = choose(d)
+
+so a run of masks predicts what the target would choose one, two, ... tokens on. An EMPTY slot of the draft
+pool is what the drafter was never given; it falls back to the target's cache, so that a drafter which
+upstream leaves without a token (PARD and the first generated one, Eagle after a step with draft length 0)
+can still be steered. That the slot is empty is visible in the trace (``draft_kv``).
+
+The draft head returns ``next`` where the scenario wants the drafter to agree with the target and
+``disagree(next)`` where it does not.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+VOCAB_SIZE: Final = 1024
+PAD_TOKEN: Final = 0
+"""Placeholder of drafts that were never made; the target never chooses it."""
+MASK_TOKEN: Final = VOCAB_SIZE - 1
+"""What a parallel drafter is given for tokens that it must predict; the target never chooses it."""
+DUMMY_TOKEN: Final = 1
+"""Prompt token of dummy requests."""
+EMPTY: Final = 0
+"""A slot that nothing was written to since its page was last granted."""
+
+PRIME: Final = 2**31 - 1
+POSITION_OFFSET: Final = 64
+"""Added to positions in entries, so that the negative positions of vanilla MTP stay distinct."""
+
+_ENTRY_FACTOR: Final = 1_103_515_245
+_INDEX_FACTOR: Final = 69_621
+_TERM_SHIFT: Final = 12_345
+_CHOICE_FACTOR: Final = 1_664_525
+_CHOICE_SHIFT: Final = 1_013_904_223
+_CHOICES: Final = VOCAB_SIZE - 2
+
+
+def entry(position: int, token: int) -> int:
+    """Content of the slot written by a row with this position id and token (> 0, so never ``EMPTY``)."""
+    return 1 + (position + POSITION_OFFSET) * VOCAB_SIZE + token
+
+
+def entry_fields(value: int) -> tuple[int, int] | None:
+    """(position, token) of an entry, None for ``EMPTY``."""
+    if value == EMPTY:
+        return None
+    position, token = divmod(value - 1, VOCAB_SIZE)
+    return position - POSITION_OFFSET, token
+
+
+def term(index: int, value: int) -> int:
+    """What slot ``index`` with content ``value`` adds to a digest, in ``0..PRIME-1``.
+
+    A cubic residue: products stay below 2**63, so int64 tensors give the same value on every device.
+    """
+    x = (value % PRIME * _ENTRY_FACTOR + index * _INDEX_FACTOR + _TERM_SHIFT) % PRIME
+    return x * x % PRIME * x % PRIME
+
+
+def choose(digest: int) -> int:
+    """The token that the target emits after a prefix with this digest, in ``1..VOCAB_SIZE-2``."""
+    y = (digest % PRIME * _CHOICE_FACTOR + _CHOICE_SHIFT) % PRIME
+    y = y * y % PRIME * y % PRIME
+    return 1 + (y >> 5) % _CHOICES
+
+
+def disagree(token: int) -> int:
+    """A token that differs from ``token`` and that the target could choose."""
+    return 1 + token % _CHOICES
+
+
+def prompt_token(seed: int, request: int, position: int) -> int:
+    """Token ``position`` of the prompt of ``request``."""
+    return choose(term(position, (seed * 8191 + request + 1) * 131_071))
+
+
+def dummy_drafts(past: int, draft_len: int, accept: int) -> list[int]:
+    """Draft tokens that make the target accept ``accept`` tokens (1..draft_len+1) of a dummy generation row.
+
+    A dummy has ``past`` cached tokens whose slots are EMPTY and feeds ``DUMMY_TOKEN`` at position ``past``.
+    """
+    digest = sum(term(s, EMPTY) for s in range(past)) % PRIME
+    drafts: list[int] = []
+    token = DUMMY_TOKEN
+    for depth in range(draft_len):
+        digest = (digest + term(past + depth, entry(past + depth, token))) % PRIME
+        token = choose(digest) if depth < accept - 1 else disagree(choose(digest))
+        drafts.append(token)
+    return drafts
