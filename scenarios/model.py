@@ -66,6 +66,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
     for w in (
         WorkerTraits("Eagle3OneModelWorker", "Eagle3, linear draft loop over one draft layer group"),
         WorkerTraits("MTPEagleWorker", "MTP-Eagle, linear draft loop over one MTP layer"),
+        WorkerTraits("DraftTargetOneModelWorker", "a separate draft model, linear draft loop over tokens alone"),
         WorkerTraits(
             "PARDWorker",
             "PARD, one parallel forward over mask tokens",

@@ -26,7 +26,8 @@ writes ``entry(x, t)`` to slot ``n`` of the draft pool, sees slots ``0..n`` of i
     next      = choose((2 * (h + own) - digest') % PRIME)           its hidden state is digest'
 
 With the right cache and the right hidden row, ``h + own == digest'``, so ``next`` is the target's own choice;
-any error in either changes it. Drafter with shift 0 (PARD: given tokens at their own positions, no hidden
+any error in either changes it. DraftTarget is the same without hidden states: ``next = choose(digest')``.
+Drafter with shift 0 (PARD: given tokens at their own positions, no hidden
 state; unknown tokens are MASK), row at KV index ``n``::
 
     term'(s)  = term(s, entry(x_s, t_s)) when draft slot s is filled, else term(s, target_slot[s])
@@ -37,8 +38,8 @@ state; unknown tokens are MASK), row at KV index ``n``::
 
 so a run of masks predicts what the target would choose one, two, ... tokens on. An EMPTY slot of the draft
 pool is what the drafter was never given; it falls back to the target's cache, so that a drafter which
-upstream leaves without a token (PARD and the first generated one, Eagle after a step with draft length 0)
-can still be steered. That the slot is empty is visible in the trace (``draft_kv``).
+upstream leaves without a token (PARD and the first generated one) can still be steered. That the slot is empty
+is visible in the trace (``draft_kv``). Slots are EMPTY when their page is granted.
 
 The draft head returns ``next`` where the scenario wants the drafter to agree with the target and
 ``disagree(next)`` where it does not.
