@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from scenarios.errors import ScenarioError, closest
@@ -44,7 +44,7 @@ def from_json(cls: type[T], value: Any) -> T:
     return _read(cls, value)  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
 

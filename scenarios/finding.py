@@ -52,9 +52,7 @@ class Finding:
     @property
     def id(self) -> str:
         """Short and stable: the same scenario violating the same invariant on the same engine has the same id."""
-        text = json.dumps(
-            [self.engine, self.bug, self.invariant, scenario_to_json(self.scenario)], sort_keys=True
-        )
+        text = json.dumps([self.engine, self.bug, self.invariant, scenario_to_json(self.scenario)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -195,7 +195,7 @@ class Schedule:
             return rows
         if step.phase is Phase.CAPTURE:
             self.graphs.add((len(rows), step.draft_len))
-        for row, plan in zip(step.rows, rows):
+        for row, plan in zip(step.rows, rows, strict=True):
             if plan.request is None:
                 continue
             state = self.requests[plan.request]

@@ -1,0 +1,36 @@
+"""What holds for every test: one thread, no state left in the checkout, the same cases on every run."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Before torch is imported, and for the processes that tests start as well: the tests share few cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# With an explicit parent: under CI=true Hypothesis would otherwise take its own CI profile for one.
+settings.register_profile(
+    "tests",
+    parent=settings.get_profile("default"),
+    database=None,
+    deadline=None,
+    derandomize=True,
+    max_examples=50,
+    print_blob=False,
+)
+settings.load_profile("tests")
+
+
+def pytest_report_header() -> str:
+    """Say in the first lines of the output whether the tests that need torch can run."""
+    return f"torch: {'installed' if find_spec('torch') else 'not installed, tests that need it are skipped'}"
+
+
+@pytest.fixture(autouse=True)
+def _state_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep findings and campaign state out of the checkout."""
+    monkeypatch.setenv("SPECFUZZ_HOME", str(tmp_path / "specfuzz-home"))
