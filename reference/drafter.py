@@ -1,0 +1,56 @@
+"""What the draft models of ``scenarios.tracer`` say, as functions of a request's own tokens.
+
+``known`` counts the tokens that the drafter knows when it starts: all that are cached plus the next one. What it
+was given agrees with them, and where it was given nothing it sees the target's cache, so its digest is that of
+these tokens whatever the shift; a right hidden state adds up to the same digest and leaves the choice unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference.history import History, Text
+from scenarios.tracer import EMPTY, PRIME, choose, disagree, entry, term
+
+
+class Chain(NamedTuple):
+    """Drafts made one call after the other, and the hidden state that each call returns."""
+
+    drafts: list[int]
+    hidden: list[int]
+
+
+def chain(text: Text, known: int, draft_len: int, agree: int) -> Chain:
+    """Drafts of a loop that is fed its own drafts: each continues the known tokens and the drafts before it."""
+    drafts: list[int] = []
+    hidden: list[int] = []
+    digest = text.digest(known)
+    for depth in range(draft_len):
+        hidden.append(digest)
+        drafts.append(_draft(choose(digest), depth, agree))
+        digest = (digest + term(known + depth, entry(known + depth, drafts[-1]))) % PRIME
+    return Chain(drafts, hidden)
+
+
+def rollout(text: Text, known: int, draft_len: int, agree: int) -> list[int]:
+    """Drafts of one call over mask tokens: what the target itself would say next, disturbed only afterwards."""
+    continuation = text.tokens(known, known + draft_len)
+    return [_draft(token, depth, agree) for depth, token in enumerate(continuation)]
+
+
+def _draft(choice: int, depth: int, agree: int) -> int:
+    return choice if depth < agree else disagree(choice)
+
+
+def shifted_slots(history: History) -> list[int]:
+    """Draft slots of a drafter with shift 1: each position holds the token of the next one."""
+    past = history.past
+    return [entry(position, token) for position, token in enumerate(history.text.tokens(1, past + 1))]
+
+
+def unshifted_slots(history: History) -> list[int]:
+    """Draft slots of a drafter with shift 0 that is never given the first generated token."""
+    slots = history.text.slots(history.past)
+    if len(slots) > history.prompt_len:
+        slots[history.prompt_len] = EMPTY
+    return slots

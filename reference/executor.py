@@ -1,0 +1,177 @@
+"""The executor: steps, what each leaves behind, failures and the end of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from reference import attention_metadata, kv_cache
+from reference.attention_metadata import Fields
+from reference.batch import Batch, lay_out
+from reference.history import History, Text, Turn
+from reference.workers import WORKERS, Drafting, SpecWorker
+from scenarios.model import Config, FaultKind, Phase, Request, Scenario, Step
+from scenarios.trace import (
+    ENTERED,
+    FAILED,
+    PREPARED,
+    RESTORED,
+    SAVED,
+    UPDATED,
+    VERIFIED,
+    StepTrace,
+    Substep,
+    Trace,
+    draft,
+)
+from scenarios.tracer import PAD_TOKEN, prompt_token
+
+
+def trace(scenario: Scenario) -> Trace:
+    """What an engine must do in a valid scenario, up to the step that ends it."""
+    session = Session(scenario.config, scenario.requests)
+    for step in scenario.steps:
+        if session.step(step).outcome == "fatal":
+            break
+    return session.trace()
+
+
+class Session:
+    """The oracle taken step by step. Steps must be valid (``scenarios.check``); it does not check them again."""
+
+    def __init__(self, config: Config, requests: tuple[Request, ...] = ()) -> None:
+        self._config = config
+        self._worker = WORKERS[config.worker]
+        self._active: dict[int, History] = {}
+        self._steps: list[StepTrace] = []
+        for request in requests:
+            self.add(request)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it runs when a step names it."""
+        prompt = [prompt_token(self._config.seed, request.id, i) for i in range(request.prompt_len)]
+        self._active[request.id] = History(Text(prompt), request.prompt_len)
+
+    def step(self, step: Step) -> StepTrace:
+        """What the next step must show.
+
+        A step with a fault shows all sub-steps of a clean one, as it cannot be known how far it gets, and then
+        ``failed``, whose metadata fields suppose that it got as far as ``prepared``.
+        """
+        batch = lay_out(step, self._config, self._active)
+        drafting = self._worker.draft(batch)
+        after = self._active | self._turned(batch, drafting)
+        phases = _phases(step, self._config)
+        substeps = [Substep(PREPARED, 0, phases[0], attention_metadata.prepared(batch, self._config))]
+        for run, phase in enumerate(phases):
+            substeps += [
+                Substep(name, run, phase, fields) for name, fields in _forward(batch, drafting, self._worker, phase)
+            ]
+        substeps.append(Substep(UPDATED, 0, phases[0], self._updated(batch, after)))
+        outcome = "ok"
+        if step.fault is None:
+            self._active = {i: history for i, history in after.items() if i not in step.finish}
+        else:
+            outcome = self._outcome(step)
+            self._active = self._survivors(step)
+            substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, outcome)))
+        failed = step.fault is not None
+        taken = StepTrace(len(self._steps), step.phase, outcome, tuple(substeps), fired=int(failed), injected=failed)
+        self._steps.append(taken)
+        return taken
+
+    def trace(self) -> Trace:
+        """Everything so far."""
+        return Trace("reference", "cpu", tuple(self._steps))
+
+    def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
+        """The requests of the batch, one turn later."""
+        turned = {}
+        for row, drafts in zip(batch.rows, drafting.drafts, strict=True):
+            if row.request is None:
+                continue
+            history = self._active[row.request]
+            turn = Turn(
+                cached=row.end - row.past,
+                emitted=row.emits,
+                granted=kv_cache.granted(row, not history.started, batch.width, self._config),
+                rewound=kv_cache.rewound(row, batch.width),
+                drafts=tuple(drafts),
+            )
+            turned[row.request] = history.after(turn)
+        return turned
+
+    def _updated(self, batch: Batch, after: Mapping[int, History]) -> Fields:
+        generations = [row for row in batch.generations if row.request is not None]
+        started = {i: history for i, history in after.items() if history.started}
+        return self._ledger(started) | {
+            "emitted": {i: history.emitted for i, history in started.items()},
+            "target_kv": {i: history.text.slots(history.past) for i, history in started.items()},
+            "draft_kv": {i: self._worker.draft_slots(history) for i, history in started.items()},
+            "py_rewind_len": {row.request: kv_cache.rewound(row, batch.width) for row in generations},
+            "py_num_accepted_draft_tokens": {row.request: len(row.accepted) - 1 for row in generations},
+        }
+
+    def _failed(self, batch: Batch, outcome: str) -> Fields:
+        fields = attention_metadata.failed(batch)
+        # What becomes of the pages when the run ends is nobody's concern.
+        return fields if outcome == "fatal" else fields | self._ledger(self._active)
+
+    def _ledger(self, histories: Mapping[int, History]) -> Fields:
+        kv_tokens = {i: history.kv_tokens for i, history in histories.items() if history.started}
+        return {"kv_tokens": kv_tokens, "free_blocks": kv_cache.free_blocks(kv_tokens.values(), self._config)}
+
+    def _outcome(self, step: Step) -> str:
+        """Upstream survives lack of memory in general warm-up, and in serving what its error budget allows."""
+        assert step.fault is not None
+        kind = step.fault.kind
+        if step.phase is Phase.WARMUP:
+            return "tolerated" if kind is FaultKind.OOM else "fatal"
+        if step.phase is Phase.CAPTURE or kind is FaultKind.CUDA:
+            return "fatal"
+        failures = sum(taken.outcome != "ok" and not taken.phase.is_startup for taken in self._steps)
+        return "tolerated" if failures < self._config.error_budget else "fatal"
+
+    def _survivors(self, step: Step) -> dict[int, History]:
+        """A failure ends every request that has started or was about to; those still queued are left."""
+        batch = {row.request for row in step.rows}
+        return {i: history for i, history in self._active.items() if not history.started and i not in batch}
+
+
+def _phases(step: Step, config: Config) -> list[str]:
+    """How each forward of the step is executed."""
+    if step.phase is Phase.CAPTURE:
+        return ["graph_warmup"] * config.graph_warmup_runs + ["capture"]
+    return ["replay" if step.phase is Phase.REPLAY else "eager"]
+
+
+def _forward(batch: Batch, drafting: Drafting, worker: SpecWorker, phase: str) -> Iterator[tuple[str, Fields]]:
+    """Sub-steps of one forward. A replay runs no Python of the worker, so nothing between its ends is seen."""
+    yield ENTERED, attention_metadata.target(batch)
+    saved = worker.saved_fields(phase) if batch.draft_len else []
+    if phase != "replay":
+        if batch.draft_len:
+            yield VERIFIED, attention_metadata.target(batch) | _acceptance(batch)
+            yield SAVED, attention_metadata.target(batch, saved=saved)
+        for i, call in enumerate(drafting.calls):
+            yield draft(i), attention_metadata.drafting(call, saved)
+    kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
+    yield RESTORED, attention_metadata.restored(batch, kv_lens) | _outputs(batch, drafting)
+
+
+def _acceptance(batch: Batch) -> Fields:
+    """What the worker has accepted, the target's own token included."""
+    return {
+        "num_accepted_tokens": [len(row.accepted) for row in batch.rows],
+        "accepted_tokens": [row.accepted for row in batch.rows],
+    }
+
+
+def _outputs(batch: Batch, drafting: Drafting) -> Fields:
+    """Outputs of the worker."""
+    next_drafts = [drafts + [PAD_TOKEN] * (batch.width - len(drafts)) for drafts in drafting.drafts]
+    return {
+        "new_tokens": [row.accepted for row in batch.rows],
+        "new_tokens_lens": [len(row.accepted) for row in batch.rows],
+        "next_draft_tokens": next_drafts,
+        "next_new_tokens": [[row.accepted[-1], *drafts] for row, drafts in zip(batch.rows, next_drafts, strict=True)],
+    }

@@ -1,0 +1,112 @@
+"""What a request says and what it has lived through; all that the oracle knows of it follows from these two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scenarios.tracer import EMPTY, PAD_TOKEN, PRIME, choose, entry, term
+
+
+class Text:
+    """A prompt and its greedy continuation by the target, one token at a time, as far as it is asked for.
+
+    It depends on the prompt alone, hence on no draft, batch, chunk or draft length; what it has worked out it
+    keeps. Before the prompt of a dummy there are ``holes`` positions whose slots are EMPTY.
+    """
+
+    def __init__(self, prompt: Sequence[int], holes: int = 0) -> None:
+        self._tokens = [PAD_TOKEN] * holes + list(prompt)
+        self._slots: list[int] = []
+        self._digests = [0]
+        for _ in range(holes):
+            self._cache(EMPTY)
+
+    def _cache(self, slot: int) -> None:
+        n = len(self._slots)
+        self._slots.append(slot)
+        self._digests.append((self._digests[n] + term(n, slot)) % PRIME)
+
+    def _reach(self, length: int) -> None:
+        """Work out the first ``length`` tokens, their slots and digests."""
+        for n in range(len(self._slots), length):
+            if n == len(self._tokens):
+                self._tokens.append(choose(self._digests[n]))
+            self._cache(entry(n, self._tokens[n]))
+
+    def token(self, position: int) -> int:
+        """The token at ``position``."""
+        self._reach(position + 1)
+        return self._tokens[position]
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """The tokens at positions ``start..stop-1``."""
+        self._reach(stop)
+        return self._tokens[start:stop]
+
+    def slots(self, length: int) -> list[int]:
+        """What the target's cache holds for the first ``length`` tokens."""
+        self._reach(length)
+        return self._slots[:length]
+
+    def digest(self, length: int) -> int:
+        """The target's digest of the first ``length`` tokens."""
+        self._reach(length)
+        return self._digests[length]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one step did for a request.
+
+    cached   tokens that it added to the KV cache for good
+    emitted  tokens that it gave to the user
+    granted  KV tokens granted before its forward
+    rewound  KV tokens taken back after it (upstream: ``py_rewind_len``)
+    drafts   drafts that it made for the next step
+    """
+
+    cached: int
+    emitted: int
+    granted: int
+    rewound: int
+    drafts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class History:
+    """A request: its text, the length of its prompt and the turns it has taken."""
+
+    text: Text
+    prompt_len: int
+    turns: tuple[Turn, ...] = ()
+
+    def after(self, turn: Turn) -> History:
+        """The same request one turn later."""
+        return replace(self, turns=(*self.turns, turn))
+
+    @property
+    def started(self) -> bool:
+        """Whether it has been in a batch."""
+        return bool(self.turns)
+
+    @property
+    def past(self) -> int:
+        """Tokens in the KV cache (upstream: ``num_cached_tokens_per_seq``)."""
+        return sum(turn.cached for turn in self.turns)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens that it holds."""
+        return sum(turn.granted - turn.rewound for turn in self.turns)
+
+    @property
+    def emitted(self) -> list[int]:
+        """What the user has been given: greedy decoding, whatever was drafted."""
+        count = sum(turn.emitted for turn in self.turns)
+        return self.text.tokens(self.prompt_len, self.prompt_len + count)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """What its last turn drafted."""
+        return self.turns[-1].drafts if self.turns else ()

@@ -1,0 +1,61 @@
+"""What the oracle asks of a worker (upstream: ``SpecWorkerBase``)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from reference.batch import Batch
+from reference.history import History
+
+
+@dataclass(frozen=True)
+class DraftCall:
+    """What one call of the draft model is given.
+
+    input_ids, position_ids, hidden_states  per token fed; hidden states are None where the model takes none
+    seq_lens, kv_lens, num_contexts         what the attention metadata says by then
+    """
+
+    input_ids: list[int]
+    position_ids: list[int]
+    seq_lens: list[int]
+    kv_lens: list[int]
+    num_contexts: int
+    use_spec_decoding: bool = True
+    hidden_states: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What a worker does with a batch whose drafts are verified.
+
+    calls    its calls of the draft model
+    drafts   per row the drafts made for its next step, none where the worker makes none
+    kv_lens  ``kv_lens_cuda`` after it, unless it was among the saved fields
+    """
+
+    calls: list[DraftCall]
+    drafts: list[list[int]]
+    kv_lens: list[int]
+
+
+class SpecWorker(ABC):
+    """One worker. ``saves_kv_lens``: in graph warm-up it saves ``kv_lens_cuda`` too, and so leaves it alone."""
+
+    name: ClassVar[str]
+    saves_kv_lens: ClassVar[bool] = False
+
+    def saved_fields(self, phase: str) -> list[str]:
+        """Names given to ``prepare_for_spec_dec`` in a forward of this phase."""
+        fields = ["_seq_lens", "_seq_lens_cuda"]
+        return [*fields, "kv_lens_cuda"] if self.saves_kv_lens and phase == "graph_warmup" else fields
+
+    @abstractmethod
+    def draft(self, batch: Batch) -> Drafting:
+        """Draft for every row of ``batch``; with draft length 0 only ingest its tokens."""
+
+    @abstractmethod
+    def draft_slots(self, history: History) -> list[int]:
+        """What the drafter's cache holds for the cached tokens of a request."""

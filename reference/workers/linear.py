@@ -1,0 +1,62 @@
+"""The linear draft loop that Eagle3, MTP-Eagle and DraftTarget share (upstream: ``_forward_linear_draft_loop``)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from reference.batch import Batch, Row
+from reference.drafter import Chain, chain, shifted_slots
+from reference.history import History
+from reference.workers.interface import DraftCall, Drafting, SpecWorker
+
+
+class LinearWorker(SpecWorker):
+    """Drafts one token per call, each call fed with the draft of the one before.
+
+    The first call ingests the step's tokens in the target's layout, each position with the token of the next
+    one; the later ones feed one token per row, so that by call i a row has its cached tokens and i more.
+    """
+
+    feeds_hidden_states: ClassVar[bool]
+
+    def draft(self, batch: Batch) -> Drafting:
+        """K calls; one without drafts for K = 0 (PR #16888 tells of what happens to drafters that skip it)."""
+        chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.rows]
+        calls = [self._ingest(batch)]
+        calls += [self._extend(batch, chains, i) for i in range(1, batch.draft_len)]
+        kv_lens = [row.end + batch.draft_len for row in batch.rows]
+        return Drafting(calls, [made.drafts for made in chains], kv_lens)
+
+    def _ingest(self, batch: Batch) -> DraftCall:
+        return DraftCall(
+            input_ids=[token for row in batch.rows for token in shifted(row)],
+            position_ids=batch.position_ids,
+            seq_lens=batch.seq_lens,
+            kv_lens=batch.kv_lens,
+            num_contexts=batch.num_contexts,
+            hidden_states=[h for row in batch.rows for h in row.hidden] if self.feeds_hidden_states else None,
+        )
+
+    def _extend(self, batch: Batch, chains: list[Chain], i: int) -> DraftCall:
+        return DraftCall(
+            input_ids=[made.drafts[i - 1] for made in chains],
+            position_ids=[row.end + i - 1 for row in batch.rows],
+            seq_lens=[1] * len(batch.rows),
+            kv_lens=[row.end + i for row in batch.rows],
+            num_contexts=0,
+            use_spec_decoding=False,
+            hidden_states=[made.hidden[i - 1] for made in chains] if self.feeds_hidden_states else None,
+        )
+
+    def draft_slots(self, history: History) -> list[int]:
+        """Each cached position with the token of the next one."""
+        return shifted_slots(history)
+
+
+def shifted(row: Row) -> list[int]:
+    """Ids that the first call feeds for a row: for each position fed to the target, the token of the next one.
+
+    A context ends with the next prompt token (PR #18295) or, after the prompt, the accepted token. A generation
+    feeds what the target chose at each of its tokens, accepted or not.
+    """
+    return [*row.tokens[1:], row.text.token(row.end)] if row.is_context else row.choices
