@@ -1,0 +1,67 @@
+"""Running code that names CUDA where there is no CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+EMULATED_DEVICE = "cpu (emulated)"
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.split(":")[0] == "cuda"
+
+
+class CudaOnCpu(TorchFunctionMode):
+    """Rewrites device "cuda" to "cpu" in every torch call, turns ``.cuda()`` into a copy and pinning off.
+
+    A copy, because on a GPU the host tensor and its device twin never share storage.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0].clone()
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        moves = any(_is_cuda(a) for a in args) or _is_cuda(kwargs.get("device"))
+        if moves:
+            args = tuple("cpu" if _is_cuda(a) else a for a in args)
+            if "device" in kwargs:
+                kwargs["device"] = "cpu"
+            if func is torch.Tensor.to:
+                kwargs["copy"] = True
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        return func(*args, **kwargs)
+
+
+class CaptureQuery:
+    """Emulated ``torch.cuda.is_current_stream_capturing``: says what ``capturing`` says."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+
+    def __call__(self) -> bool:
+        return self.capturing
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Answer True inside."""
+        self.capturing = True
+        try:
+            yield
+        finally:
+            self.capturing = False

@@ -1,0 +1,209 @@
+"""Loading upstream's modules from a checkout, and taking them out again.
+
+``Upstream.active()`` is the only place where process-wide state changes: inside it ``sys.modules`` holds this
+checkout's modules and the stand-ins, an import finder serves further ones (upstream imports some inside
+functions), and ``torch.compile`` and, on CPU, the capture query are replaced. Outside everything is as before,
+so several checkouts and an installed package can take turns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+
+from engines.tensorrt_llm.backend import metadata_class
+from engines.tensorrt_llm.cpu import CaptureQuery, CudaOnCpu
+from engines.tensorrt_llm.source import ATTENTION_PACKAGES, SPECULATIVE, Source, attention_package
+from engines.tensorrt_llm.stand_ins import ROOTS, Logger, StandInModule, behaviours
+from engines.tensorrt_llm.supplements import supplement
+from scenarios import WORKERS
+
+
+class _StandInLoader(Loader):
+    def __init__(self, finder: _Finder) -> None:
+        self._finder = finder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return StandInModule(spec.name, self._finder.behaviours.get(spec.name, {}))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+
+class _AliasLoader(Loader):
+    """Serves an existing module under a second name."""
+
+    def __init__(self, original: ModuleType) -> None:
+        self._original = original
+        self._spec = original.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._original
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has just written the alias's spec over the module's own.
+        module.__spec__ = self._spec
+
+
+class _Finder(MetaPathFinder):
+    """Real files for the modules under test, an alias for the other attention package, stand-ins for the rest."""
+
+    def __init__(self, source: Source, behaviours: dict[str, Any]) -> None:
+        self.behaviours = behaviours
+        self._package = attention_package(source.layout)
+        self._other = next(attention_package(p) for p in ATTENTION_PACKAGES if p != source.layout)
+        self.real = {
+            f"{self._package}.interface": source.attention_file,
+            f"{SPECULATIVE}.interface": source.interface_file,
+        }
+        for name in WORKERS:
+            if name in source.classes:
+                module = source.classes[name]
+                self.real[module] = source.file(module)
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in ROOTS:
+            return None
+        if fullname == self._other or fullname.startswith(self._other + "."):
+            original = importlib.import_module(self._package + fullname[len(self._other) :])
+            return ModuleSpec(fullname, _AliasLoader(original), is_package=True)
+        if fullname in self.real:
+            file = str(self.real[fullname])
+            return spec_from_file_location(fullname, file, loader=SourceFileLoader(fullname, file))
+        return ModuleSpec(fullname, _StandInLoader(self), is_package=True)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _no_compile(model: Any = None, **_: Any) -> Any:
+    """``torch.compile`` as a function and as a decorator factory that both leave the function alone."""
+    return (lambda function: function) if model is None else model
+
+
+class Upstream:
+    """The modules under test of one checkout, loaded once.
+
+    emulated     no CUDA: device arguments are rewritten and capture is emulated
+    logger       what the modules under test have logged
+    rejected     class name -> the exception that its module's loading ended with
+    unguarded    classes that the base's guard rejects and that were loaded with the guard off
+    supplements  members that the suite added to the loaded base
+    """
+
+    def __init__(self, source: Source, *, emulated: bool, unguarded: bool = False) -> None:
+        self.source = source
+        self.emulated = emulated
+        self.logger = Logger()
+        self.capture_query = CaptureQuery()
+        self.rejected: dict[str, Exception] = {}
+        self.unguarded: set[str] = set()
+        self.supplements: tuple[str, ...] = ()
+        self._guard_off = unguarded
+        self._finder = _Finder(source, behaviours(source.layout, self.logger, not emulated, metadata_class))
+        self._modules: dict[str, ModuleType] = {}
+        self._depth = 0
+        with self.active():
+            self.attention = importlib.import_module(f"{attention_package(source.layout)}.interface")
+            self.interface = importlib.import_module(f"{SPECULATIVE}.interface")
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Module under test -> its file, for those loaded so far."""
+        return {name: str(path) for name, path in self._finder.real.items() if name in self._modules}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Install the modules, the finder and the torch replacements. Re-entrant, not thread-safe."""
+        if self._depth:
+            yield
+            return
+        with ExitStack() as stack:
+            stack.enter_context(self._installed())
+            stack.enter_context(_replaced(torch, "compile", _no_compile))
+            if self.emulated:
+                stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", self.capture_query))
+                stack.enter_context(CudaOnCpu())
+            self._depth = 1
+            try:
+                yield
+            finally:
+                self._depth = 0
+
+    @contextmanager
+    def _installed(self) -> Iterator[None]:
+        outside = _take_out()
+        sys.modules.update(self._modules)
+        sys.meta_path.insert(0, self._finder)
+        try:
+            # No __pycache__ in somebody's checkout.
+            with _replaced(sys, "dont_write_bytecode", True):
+                yield
+        finally:
+            sys.meta_path.remove(self._finder)
+            self._modules = _take_out()
+            sys.modules.update(outside)
+
+    def load(self, class_name: str) -> type | None:
+        """The class under test called ``class_name``; None when it is missing or rejected (see ``rejected``)."""
+        module_name = self.source.classes.get(class_name)
+        if module_name is None or class_name in self.rejected:
+            return None
+        with self.active():
+            module = sys.modules.get(module_name) or self._import(class_name, module_name)
+        return cast("type | None", getattr(module, class_name, None))
+
+    def _import(self, class_name: str, module_name: str) -> ModuleType | None:
+        text = self.source.file(module_name).read_text(encoding="utf-8")
+        self.supplements += supplement(self.interface, text)
+        try:
+            return importlib.import_module(module_name)
+        except Exception as error:
+            if not (self._guard_off and raised_by_guard(error)):
+                self.rejected[class_name] = error
+                return None
+        self.unguarded.add(class_name)
+        with _guard_off(self.interface.SpecWorkerBase):
+            return importlib.import_module(module_name)
+
+
+def raised_by_guard(error: BaseException) -> bool:
+    """Whether ``error`` is the worker base refusing a class that overrides ``forward``."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return isinstance(error, TypeError) and trace is not None and trace.tb_frame.f_code.co_name == "__init_subclass__"
+
+
+@contextmanager
+def _guard_off(base: Any) -> Iterator[None]:
+    """Let classes below ``base`` define ``forward`` while inside."""
+    guard = base.__dict__["__init_subclass__"]
+    del base.__init_subclass__
+    try:
+        yield
+    finally:
+        base.__init_subclass__ = guard
+
+
+def _take_out() -> dict[str, ModuleType]:
+    """Remove every module below ``ROOTS`` from ``sys.modules`` and return them."""
+    names = [n for n in sys.modules if n.partition(".")[0] in ROOTS]
+    return {n: sys.modules.pop(n) for n in names}
+

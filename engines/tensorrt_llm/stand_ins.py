@@ -1,0 +1,234 @@
+"""Stand-ins for what the modules under test import but the suite does not test.
+
+A ``StandInModule`` answers every name: with the behaviour listed in ``behaviours`` where the modules under test
+depend on one, with an empty class otherwise. The classes answer too, because upstream uses enum members of such
+classes as defaults of dataclass fields. What would need a behaviour that is not listed raises when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import ModuleType
+from typing import Any, Final, NoReturn
+
+import torch
+
+from engines.tensorrt_llm.source import PACKAGE, SPECULATIVE, attention_package
+
+ROOTS: Final = (PACKAGE, "flashinfer", "transformers")
+"""Top-level packages that never come from elsewhere while a checkout is loaded."""
+
+INVALID_PROMPT_LOOKAHEAD_TOKEN: Final = -1
+
+
+class _Answering(type):
+    """Metaclass whose classes answer unknown attributes, the same object each time."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = _Member(f"{cls.__name__}.{name}")
+        setattr(cls, name, value)
+        return value
+
+
+@dataclass(frozen=True)
+class _Member:
+    """An attribute of a stand-in class, for instance a member of an enum."""
+
+    name: str
+
+
+def stand_in_class(name: str, module: str) -> type:
+    """An empty class called ``name`` that answers unknown attributes."""
+    return _Answering(name, (), {"__module__": module, "__doc__": "Stand-in."})
+
+
+class StandInModule(ModuleType):
+    """A module that answers every name; also a package, so that anything can be imported from below it."""
+
+    def __init__(self, name: str, behaviours: Mapping[str, Callable[[], Any]]) -> None:
+        super().__init__(name, "Stand-in.")
+        self.__path__: list[str] = []
+        self._behaviours = behaviours
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        make = self._behaviours.get(name)
+        value = make() if make else stand_in_class(name, self.__name__)
+        setattr(self, name, value)
+        return value
+
+
+@dataclass
+class Logger:
+    """Stand-in of upstream's logger that keeps what is written to it: (level, text)."""
+
+    records: list[tuple[str, str]] = field(default_factory=list)
+
+    def __getattr__(self, level: str) -> Callable[..., None]:
+        if level.startswith("__"):
+            raise AttributeError(level)
+        return lambda text, *args, **kwargs: self.records.append((level, str(text)))
+
+
+@dataclass
+class MappingStandIn:
+    """Upstream's parallel mapping for one rank."""
+
+    world_size: int = 1
+    rank: int = 0
+    tp_size: int = 1
+    tp_rank: int = 0
+    pp_size: int = 1
+    enable_attention_dp: bool = False
+    enable_lm_head_tp_in_adp: bool = False
+
+    def has_cp_helix(self) -> bool:
+        """Whether helix parallelism is on."""
+        return False
+
+
+@dataclass
+class KVCacheParams:
+    """Upstream's record of the cached lengths of a batch."""
+
+    use_cache: bool = False
+    num_cached_tokens_per_seq: list[int] | None = None
+    block_ids_per_seq: Any = None
+    host_max_attention_window_sizes: Any = None
+    host_sink_token_length: Any = None
+    num_extra_kv_tokens: int = 0
+
+
+class SlotManager:
+    """Hands out the lowest free slot of ``max_num_requests``; an unknown request has slot None."""
+
+    def __init__(self, max_num_requests: int) -> None:
+        self._free = list(range(max_num_requests))
+        self._slots: dict[Any, int] = {}
+
+    def get_slot(self, request_id: Any) -> int | None:
+        """Slot of a request."""
+        return self._slots.get(request_id)
+
+    def add_slot(self, request_id: Any) -> int:
+        """Give a request its slot."""
+        self._slots[request_id] = slot = self._free.pop(0)
+        return slot
+
+    def remove_slot(self, request_id: Any) -> None:
+        """Take the slot of a request back."""
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            self._free = sorted([*self._free, slot])
+
+    def shutdown(self) -> None:
+        """Forget every request."""
+        for request_id in list(self._slots):
+            self.remove_slot(request_id)
+
+
+class ResourceManagerType(Enum):
+    """Names of the resource managers that a worker may ask for."""
+
+    KV_CACHE_MANAGER = "KV_CACHE_MANAGER"
+    DRAFT_KV_CACHE_MANAGER = "DRAFT_KV_CACHE_MANAGER"
+    SEQ_SLOT_MANAGER = "SEQ_SLOT_MANAGER"
+    PEFT_CACHE_MANAGER = "PEFT_CACHE_MANAGER"
+    SPEC_RESOURCE_MANAGER = "SPEC_RESOURCE_MANAGER"
+
+
+def nvtx_range(*_: Any, **__: Any) -> Callable[[Any], Any]:
+    """Decorator that leaves its function alone."""
+    return lambda function: function
+
+
+def inplace_slice_copy(dst: torch.Tensor, src: torch.Tensor, first: int, last: int) -> None:
+    """Write the rows of ``src`` to columns ``first..last-1`` of the first rows of ``dst``."""
+    dst[: src.shape[0], first:last] = src
+
+
+def select_position_ids(position_ids: torch.Tensor, rows: Any) -> torch.Tensor:
+    """Positions of ``rows`` in the last dimension."""
+    return position_ids[..., rows]
+
+
+def greedy_search_sampling_batch(logits: torch.Tensor, return_probs: bool = False) -> tuple[torch.Tensor, None]:
+    """Most likely token of each row."""
+    return torch.argmax(logits, dim=-1), None
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"{name} has no stand-in: only greedy sampling on one rank is driven")
+
+    return refused
+
+
+def _imported(module: str, name: str) -> Callable[[], Any]:
+    return lambda: getattr(importlib.import_module(module), name)
+
+
+def _value(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def behaviours(
+    layout: str, logger: Logger, pin_memory: bool, metadata_class: Callable[[type], type]
+) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Module -> name -> maker of the stand-in, for the names that need a behaviour.
+
+    ``metadata_class`` derives the backend's metadata from the real ``AttentionMetadata``; the class stands in for
+    ``TrtllmAttentionMetadata``, so that the worker base's checks of the backend find it.
+    """
+    torch_package = f"{PACKAGE}._torch"
+    attention = attention_package(layout)
+    interface = f"{attention}.interface"
+
+    def maybe_pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory() if pin_memory else tensor
+
+    return {
+        f"{PACKAGE}.logger": {"logger": _value(logger)},
+        f"{PACKAGE}._utils": {
+            "get_sm_version": _value(lambda: 90),
+            "prefer_pinned": _value(lambda: pin_memory),
+            "maybe_pin_memory": _value(maybe_pin_memory),
+            "nvtx_range": _value(nvtx_range),
+        },
+        f"{PACKAGE}.mapping": {"Mapping": _value(MappingStandIn)},
+        "flashinfer": {"__version__": _value("0.6.4")},
+        f"{torch_package}.flashinfer_utils": {"IS_FLASHINFER_AVAILABLE": _value(True)},
+        f"{torch_package}.metadata": {"KVCacheParams": _value(KVCacheParams)},
+        f"{torch_package}.custom_ops": {"inplace_slice_copy": _value(inplace_slice_copy)},
+        f"{torch_package}.distributed.ops": {"allgather": _value(_refuse("allgather"))},
+        f"{torch_package}.pyexecutor.resource_manager": {
+            "ResourceManagerType": _value(ResourceManagerType),
+            "SlotManager": _value(SlotManager),
+        },
+        f"{torch_package}.pyexecutor.sampler.ops.vanilla": {
+            "greedy_search_sampling_batch": _value(greedy_search_sampling_batch)
+        },
+        f"{torch_package}.pyexecutor.sampler.ops.flashinfer": {
+            name: _value(_refuse(name))
+            for name in (
+                "compute_probs_from_logits",
+                "resolve_advanced_sampling_filters",
+                "sample_from_logits_op",
+                "sampling_batch_spec_dec_one_model_for_rejection",
+            )
+        },
+        attention: {"AttentionMetadata": _imported(interface, "AttentionMetadata")},
+        f"{attention}.trtllm": {
+            "AttentionBackend": _imported(interface, "AttentionBackend"),
+            "TrtllmAttentionMetadata": lambda: metadata_class(_imported(interface, "AttentionMetadata")()),
+        },
+        f"{attention}.sparse.dsa": {"is_dsa_cache_manager": _value(lambda manager: False)},
+        f"{SPECULATIVE}.mtp": {"_select_mtp_position_ids": _value(select_position_ids)},
+        f"{SPECULATIVE}.mtp_tail_trim": {"mtp_tail_trim_enabled": _value(lambda: False)},
+    }
