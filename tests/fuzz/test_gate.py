@@ -159,8 +159,19 @@ def test_the_commit_under_test_is_no_base() -> None:
         gate("HEAD")
 
 
-def test_a_directory_without_configuration_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir("room")
+def test_lines_that_only_the_base_branch_changed_are_not_judged(base: str) -> None:
+    git("checkout", "-q", "-b", "work")
+    commit({"room/b.py": "B = 1\n"})
+    git("checkout", "-q", "main")
+    commit({"room/a.py": "A = 2\n"})
+    git("checkout", "-q", "work")
+    measure("import room.a, room.b")
+    assert gate("main").measured == 1
+
+
+@pytest.mark.parametrize("config", ["", "[tool.coverage.run]\nsource = []\n"], ids=["absent", "empty"])
+def test_without_measured_packages_there_is_no_verdict(base: str, config: str) -> None:
+    commit({"pyproject.toml": config})
     with pytest.raises(UsageError, match=r"^coverage run.source: is not configured"):
         gate()
 
@@ -176,6 +187,7 @@ def test_the_default_base(base: str) -> None:
     head = commit({"room/a.py": "A = 3\n"})
     assert gate_module.default_base() == base
     git("tag", "v1", release)
+    git("tag", "v2", head)
     assert gate_module.default_base() == "v1"
     git("update-ref", "refs/remotes/origin/main", head)
     assert gate_module.default_base() == "v1"
