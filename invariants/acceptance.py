@@ -1,0 +1,150 @@
+"""Acceptance: how many drafts the target agrees with, what is emitted, what is drafted next.
+
+``num_accepted_tokens`` counts the target's own token, ``py_num_accepted_draft_tokens`` of a request does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from invariants.case import Moment, StepCase
+from invariants.check import Check
+from invariants.registry import REFERENCE, invariant
+
+
+def _counts(step: StepCase) -> Iterator[tuple[Moment, str, list[int]]]:
+    """Every place where the accepted counts of the rows were observed."""
+    for run in step.runs:
+        for moment, field in ((run.verified, "num_accepted_tokens"), (run.restored, "new_tokens_lens")):
+            if moment is not None and field in moment.seen:
+                yield moment, field, moment.seen[field]
+
+
+@invariant(
+    "acceptance-in-range",
+    reads=("num_accepted_tokens", "new_tokens_lens", "py_num_accepted_draft_tokens", "py_rewind_len"),
+    museum=("TRT-35", "TRT-36", "TRT-73", "TRT-77"),
+)
+def acceptance_in_range(step: StepCase, check: Check) -> None:
+    """A generation accepts 1..K+1 tokens, a context one; the request rewinds the drafts it did not accept.
+
+    ``py_rewind_len == width - py_num_accepted_draft_tokens`` with the width of that very step.
+    """
+    contexts, most = step.num_contexts, step.draft_len + 1
+    for moment, field, counts in _counts(step):
+        holds = all(count == 1 for count in counts[:contexts]) and all(1 <= c <= most for c in counts[contexts:])
+        check.that(
+            holds and len(counts) == len(step.rows), moment, field, [1] * contexts + [f"1..{most}"], counts,
+            f"{field} is {counts}; a context accepts 1 token, a generation 1..{most}",
+        )  # fmt: skip
+    updated = step.updated
+    if updated is None or not {"py_num_accepted_draft_tokens", "py_rewind_len"} <= updated.seen.keys():
+        return
+    rewinds = updated.seen["py_rewind_len"]
+    expected = {r: step.width - drafts for r, drafts in updated.seen["py_num_accepted_draft_tokens"].items()}
+    check.equal(updated, "py_rewind_len", expected, rewinds, "drafts of the step that were not accepted")
+    check.that(
+        all(n >= 0 for n in rewinds.values()), updated, "py_rewind_len", "0 or more", rewinds, "a rewind is negative"
+    )
+
+
+@invariant(
+    "acceptance-follows-agreement",
+    reads=("num_accepted_tokens", "new_tokens_lens", "py_num_accepted_draft_tokens"),
+    museum=("TRT-12", "TRT-26", "TRT-64", "TRT-70", "TRT-80", "TRT-94", "SGL-11"),
+)
+def acceptance_follows_agreement(step: StepCase, check: Check) -> None:
+    """The target accepts exactly the drafts that the scenario lets agree: 1 + min(agree, drafts, K) tokens.
+
+    Fewer means that drafter or target saw another cache than they should have; output stays exact, speed is lost.
+    """
+    expected = [1 if row.is_context else row.accepted for row in step.rows]
+    for moment, field, counts in _counts(step):
+        check.equal(moment, field, expected, counts, "so many drafts agree")
+    updated = step.updated
+    if updated is not None and "py_num_accepted_draft_tokens" in updated.seen:
+        drafts = {row.request: row.accepted - 1 for row in step.rows if not row.is_context and row.request is not None}
+        field = "py_num_accepted_draft_tokens"
+        check.equal(updated, field, drafts, updated.seen[field], "so many drafts agree")
+
+
+@invariant(
+    "oracle-drafter-accepts-all",
+    reads=("num_accepted_tokens", "new_tokens_lens"),
+    museum=("TRT-12", "TRT-26", "TRT-62", "TRT-64", "TRT-70", "TRT-94", "VLL-08", "VLL-22", "SGL-11"),
+)
+def oracle_drafter_accepts_all(step: StepCase, check: Check) -> None:
+    """Where each draft of a row is the target's own choice, the row accepts K + 1 tokens, in every layout.
+
+    Batch size 1 hides most ways to lose this; a larger batch shows them.
+    """
+    if not step.draft_len:
+        return
+    rows = [row.index for row in step.rows if not row.is_context and row.accepted == step.draft_len + 1]
+    if not rows:
+        return
+    expected = [step.draft_len + 1] * len(rows)
+    for moment, field, counts in _counts(step):
+        actual = [counts[i] for i in rows if i < len(counts)]
+        check.equal(moment, field, expected, actual, f"all drafts of rows {rows} agree")
+
+
+@invariant(
+    "acceptance-equals-reference",
+    reads=("num_accepted_tokens", "accepted_tokens", "new_tokens", "new_tokens_lens"),
+    museum=("TRT-12", "TRT-29", "TRT-77"),
+    kind=REFERENCE,
+)
+def acceptance_equals_reference(step: StepCase, check: Check) -> None:
+    """The accepted tokens, and the new tokens that the worker returns, are the reference's."""
+    for run in step.runs:
+        if run.verified is not None:
+            check.said(run.verified, ("num_accepted_tokens", "accepted_tokens"))
+        if run.restored is not None:
+            check.said(run.restored, ("new_tokens_lens", "new_tokens"))
+
+
+@invariant(
+    "drafts-equal-reference",
+    reads=("next_draft_tokens", "next_new_tokens"),
+    museum=("TRT-12", "TRT-64", "TRT-70", "TRT-80", "TRT-94", "TRT-97", "VLL-02"),
+    kind=REFERENCE,
+)
+def drafts_equal_reference(step: StepCase, check: Check) -> None:
+    """The drafts that a step makes are the reference's."""
+    for run in step.runs:
+        if run.restored is not None:
+            check.said(run.restored, ("next_draft_tokens", "next_new_tokens"))
+
+
+@invariant(
+    "new-tokens-plumbed",
+    reads=(
+        "num_accepted_tokens",
+        "accepted_tokens",
+        "new_tokens",
+        "new_tokens_lens",
+        "next_draft_tokens",
+        "next_new_tokens",
+    ),
+    museum=("TRT-24", "TRT-77", "VLL-05", "VLL-06"),
+)
+def new_tokens_plumbed(step: StepCase, check: Check) -> None:
+    """The worker returns what it accepted, and feeds on the last accepted token followed by the new drafts.
+
+    ``next_new_tokens[:, 0] == accepted_tokens[b, num_accepted_tokens[b] - 1]``, columns 1.. are
+    ``next_draft_tokens``.
+    """
+    for run in step.runs:
+        moment = run.restored
+        if moment is None:
+            continue
+        seen = moment.seen
+        accepted = run.verified.seen if run.verified is not None else {}
+        for field, source in (("new_tokens_lens", "num_accepted_tokens"), ("new_tokens", "accepted_tokens")):
+            if field in seen and source in accepted:
+                check.equal(moment, field, accepted[source], seen[field], f"so said {source}")
+        if {"new_tokens", "next_draft_tokens", "next_new_tokens"} <= seen.keys():
+            rows = zip(seen["new_tokens"], seen["next_draft_tokens"], strict=False)
+            expected = [[*tokens[-1:], *drafts] for tokens, drafts in rows]
+            check.equal(moment, "next_new_tokens", expected, seen["next_new_tokens"], "last token, then the drafts")

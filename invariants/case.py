@@ -1,0 +1,198 @@
+"""One scenario, run: the engine's trace laid beside the oracle's and beside what the scenario asked for.
+
+This is the language that invariants are written in. A ``Case`` has steps; a step has rows (what was asked) and
+moments (what was seen); moments of one model forward make a ``Run``. A field that was not observed is absent
+from its moment, and what would need it is then not reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scenarios import Config, RowPlan, Scenario, Schedule, Step, StepTrace, Trace, WorkerTraits
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class Moment:
+    """One sub-step: what the engine showed (``seen``) and what the oracle says (``said``), by field name."""
+
+    __slots__ = ("name", "order", "phase", "run", "said", "seen", "step")
+
+    def __init__(
+        self, step: int, order: int, name: str, run: int, phase: str, seen: Mapping[str, Any], said: Mapping[str, Any]
+    ) -> None:
+        self.step = step
+        self.order = order
+        """Position within the step."""
+        self.name = name
+        self.run = run
+        self.phase = phase
+        self.seen = seen
+        self.said = said
+
+
+class Run:
+    """One model forward of a step, as far as it was observed."""
+
+    __slots__ = ("drafts", "entered", "phase", "restored", "saved", "verified")
+
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
+        self.entered: Moment | None = None
+        self.verified: Moment | None = None
+        self.saved: Moment | None = None
+        self.drafts: list[Moment] = []
+        self.restored: Moment | None = None
+
+    @property
+    def accepted(self) -> list[int] | None:
+        """Accepted tokens per row, the target's own included: from ``verified``, in a replay from the outputs."""
+        if self.verified is not None and "num_accepted_tokens" in self.verified.seen:
+            counts: list[int] = self.verified.seen["num_accepted_tokens"]
+            return counts
+        return self.restored.seen.get("new_tokens_lens") if self.restored is not None else None
+
+
+class Row:
+    """One row of a batch: the lengths that the schedule derives, and the request's row before it.
+
+    ``request``, ``past``, ``query``, ``accepted`` and ``granted`` as in ``RowPlan``; ``agree`` as in the scenario.
+    """
+
+    __slots__ = ("accepted", "agree", "before", "granted", "index", "is_context", "past", "query", "request", "step")
+
+    def __init__(self, step: StepCase, index: int, plan: RowPlan, agree: int, before: Row | None) -> None:
+        self.step = step
+        self.index = index
+        self.request = plan.request
+        self.is_context = plan.is_context
+        self.past = plan.past
+        self.query = plan.query
+        self.accepted = plan.accepted
+        self.granted = plan.granted
+        self.agree = agree
+        self.before = before
+
+
+class StepCase:
+    """One step: the request (``asked``), its rows, and the moments that were observed.
+
+    active    real requests that own cache pages once the step is over, those that it finishes included
+    before    the step before it
+    """
+
+    def __init__(self, case: Case, index: int, asked: Step, actual: StepTrace, expected: StepTrace) -> None:
+        self.case = case
+        self.config = case.config
+        self.traits = case.traits
+        self.index = index
+        self.asked = asked
+        self.actual = actual
+        self.expected = expected
+        self.before: StepCase | None = case.steps[-1] if case.steps else None
+        self.rows: list[Row] = []
+        self.active: list[int] = []
+        self.prepared: Moment | None = None
+        self.updated: Moment | None = None
+        self.failed: Moment | None = None
+        self.runs: list[Run] = []
+        self.moments = self._moments()
+
+    def _moments(self) -> list[Moment]:
+        said = {s.key: s.fields for s in self.expected.substeps}
+        moments = []
+        runs: dict[int, Run] = {}
+        for order, substep in enumerate(self.actual.substeps):
+            name, number = substep.name, substep.run
+            moment = Moment(
+                self.index, order, name, number, substep.phase, substep.fields, said.get(substep.key, _NOTHING)
+            )
+            moments.append(moment)
+            if name == PREPARED:
+                self.prepared = moment
+            elif name == UPDATED:
+                self.updated = moment
+            elif name == FAILED:
+                self.failed = moment
+            else:
+                run = runs.get(number)
+                if run is None:
+                    run = runs[number] = Run(substep.phase)
+                _place(run, name, moment)
+        self.runs = list(runs.values())
+        return moments
+
+    @property
+    def draft_len(self) -> int:
+        """Runtime draft length K."""
+        return self.asked.draft_len
+
+    @property
+    def num_contexts(self) -> int:
+        """Context rows asked for."""
+        return len(self.asked.contexts)
+
+    @property
+    def width(self) -> int:
+        """Draft slots of a generation row."""
+        return self.traits.tokens_per_gen_step(self.asked.draft_len) - 1
+
+    @property
+    def ledger(self) -> Moment | None:
+        """The moment at which the KV-cache manager was observed: ``updated``, or ``failed`` when it was handled."""
+        return self.failed if self.failed is not None and self.actual.outcome == "tolerated" else self.updated
+
+
+def _place(run: Run, name: str, moment: Moment) -> None:
+    if name == ENTERED:
+        run.entered = moment
+    elif name == VERIFIED:
+        run.verified = moment
+    elif name == SAVED:
+        run.saved = moment
+    elif name == RESTORED:
+        run.restored = moment
+    else:
+        run.drafts.append(moment)
+
+
+class Case:
+    """A scenario with the engine's trace of it and the oracle's.
+
+    ``steps`` ends with the first step whose outcome differs from the oracle's: a run that left its plan has
+    nothing to compare after that.
+    """
+
+    def __init__(self, scenario: Scenario, trace: Trace, expected: Trace) -> None:
+        self.scenario = scenario
+        self.config: Config = scenario.config
+        self.traits: WorkerTraits = scenario.config.traits
+        self.trace = trace
+        self.expected = expected
+        self.prompt_lens = {r.id: r.prompt_len for r in scenario.requests}
+        self.steps: list[StepCase] = []
+        self._last: dict[int, Row] = {}
+        schedule = Schedule(scenario.config, scenario.requests)
+        for asked, actual, wanted in zip(scenario.steps, trace.steps, expected.steps, strict=False):
+            step = StepCase(self, len(self.steps), asked, actual, wanted)
+            self._fill_rows(step, schedule.advance(asked))
+            self.steps.append(step)
+            if actual.outcome != wanted.outcome:
+                break
+
+    def _fill_rows(self, step: StepCase, plans: list[RowPlan]) -> None:
+        last = self._last
+        for index, (asked, plan) in enumerate(zip(step.asked.rows, plans, strict=True)):
+            before = last.get(plan.request) if plan.request is not None else None
+            row = Row(step, index, plan, asked.agree, before)
+            step.rows.append(row)
+            if plan.request is not None:
+                last[plan.request] = row
+        if step.actual.outcome != "ok":
+            last.clear()
+        step.active = list(last)
+        for request in step.asked.finish:
+            del last[request]

@@ -1,0 +1,207 @@
+"""KV lengths: how far each row's cache reaches, at every moment of a draft loop.
+
+Notation: ``kv0`` is the length that ``prepare`` wrote (tokens cached before the step, then the step's own),
+K the draft length, ``acc`` the tokens that a generation accepts, the target's own included.
+
+==================== =========================== ===========================
+before               contexts                    generations
+==================== =========================== ===========================
+draft call 0         kv0                         kv0
+draft call i >= 1    kv0 + i                     kv0 - (K - acc) + i - 1
+the loop's end       kv0 + K                     kv0 + acc - 1
+==================== =========================== ===========================
+
+is a linear drafter's course. A parallel drafter adds 1 to each generation for its only call and takes
+``1 - acc`` off again: ``kv0``, ``kv0 + 1``, ``kv0 + acc``. Without drafts nothing moves. A worker that saves
+``kv_lens_cuda`` itself, as some do while a graph is warmed up, gives ``kv0`` back.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from invariants.case import Moment, Run, StepCase
+from invariants.check import Check
+from invariants.lifecycle import LAYOUT
+from invariants.registry import REFERENCE, invariant
+
+
+class Course:
+    """The values that ``kv_lens_cuda`` takes in one forward: the table above."""
+
+    def __init__(self, step: StepCase, run: Run, start: list[int], accepted: list[int]) -> None:
+        self.start = start
+        self.contexts = step.num_contexts
+        self.accepted = accepted[self.contexts :]
+        self.draft_len = step.draft_len
+        self.parallel = step.traits.parallel
+        self.saved = run.saved is not None and "kv_lens_cuda" in run.saved.seen.get("_saved_tensors", ())
+
+    def during(self, i: int) -> list[int]:
+        """Before draft call ``i``; for a linear drafter ``i == K`` is the end of the loop."""
+        contexts, generations = self.start[: self.contexts], self.start[self.contexts :]
+        if self.parallel:
+            return contexts + [kv + 1 for kv in generations]
+        if i == 0 or self.draft_len == 0:
+            return self.start
+        shift = i - 1 - self.draft_len
+        return [kv + i for kv in contexts] + [kv + acc + shift for kv, acc in self._accepting(generations)]
+
+    def end(self) -> list[int]:
+        """When the worker's forward has returned."""
+        if self.saved:
+            return self.start
+        if not self.parallel:
+            return self.during(self.draft_len)
+        generations = self._accepting(self.start[self.contexts :])
+        return self.start[: self.contexts] + [kv + acc for kv, acc in generations]
+
+    def _accepting(self, generations: list[int]) -> zip[tuple[int, int]]:
+        return zip(generations, self.accepted, strict=False)
+
+    def after_failure(self) -> list[list[int]]:
+        """What a failed forward may leave behind: a parallel drafter undoes or completes, a loop stops anywhere.
+
+        A loop moves the generations before the contexts. The next ``prepare`` writes all of it anew.
+        """
+        if self.saved or self.parallel:
+            return [self.start, self.end()]
+        between = self.start[: self.contexts] + self.during(1)[self.contexts :]
+        return [self.during(i) for i in range(self.draft_len + 1)] + [between]
+
+
+@invariant(
+    "kv-lens-balanced",
+    reads=("kv_lens_cuda", "num_accepted_tokens", "new_tokens_lens", "_saved_tensors"),
+    museum=("TRT-01", "TRT-04", "TRT-37", "VLL-23"),
+)
+def kv_lens_balanced(step: StepCase, check: Check) -> None:
+    """Every forward moves ``kv_lens_cuda`` along its drafter's course, by the counts that it accepted itself.
+
+    After a failure it lies on that course; a parallel drafter's increment is either undone or made up to the
+    accepted count, never left alone.
+    """
+    if step.prepared is None or "kv_lens_cuda" not in step.prepared.seen:
+        return
+    start = step.prepared.seen["kv_lens_cuda"]
+    for run in step.runs:
+        for moment in (run.verified, run.saved):
+            _kv(check, moment, start, "nothing has moved it yet")
+        accepted = run.accepted
+        if accepted is None:
+            continue
+        course = Course(step, run, start, accepted)
+        for i, moment in enumerate(run.drafts):
+            _kv(check, moment, course.during(i), f"prepare wrote {start} and {accepted} were accepted")
+        _kv(check, run.restored, course.end(), f"prepare wrote {start} and {accepted} were accepted")
+    failed = step.failed
+    if failed is not None and "kv_lens_cuda" in failed.seen:
+        run = step.runs[-1] if step.runs else Run("eager")
+        accepted = run.accepted
+        allowed = [start] if accepted is None else Course(step, run, start, accepted).after_failure()
+        kv = failed.seen["kv_lens_cuda"]
+        check.that(
+            kv in allowed, failed, "kv_lens_cuda", allowed[0], kv,
+            f"kv_lens_cuda is {kv}, which no point of the forward explains; prepare wrote {start}",
+        )  # fmt: skip
+
+
+def _kv(check: Check, moment: Moment | None, expected: list[int], why: str) -> None:
+    if moment is not None and "kv_lens_cuda" in moment.seen:
+        check.equal(moment, "kv_lens_cuda", expected, moment.seen["kv_lens_cuda"], why)
+
+
+@invariant(
+    "warmup-fixed-point",
+    reads=("kv_lens_cuda", *LAYOUT, "use_spec_decoding", "_saved_tensors"),
+    museum=("TRT-04", "TRT-03", "TRT-40"),
+)
+def warmup_fixed_point(step: StepCase, check: Check) -> None:
+    """Each forward on one preparation finds the state that ``prepare`` left, however many ran before it.
+
+    PR #11696: the warm-up runs of a graph let ``kv_lens_cuda`` drift past the pages.
+    """
+    if step.prepared is None:
+        return
+    for run in step.runs:
+        if run.entered is not None:
+            check.kept(run.entered, step.prepared, ("kv_lens_cuda", *LAYOUT, "use_spec_decoding", "_saved_tensors"))
+
+
+@invariant(
+    "host-kv-lens-consistent",
+    reads=("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens", "num_contexts"),
+    museum=("TRT-32", "TRT-33", "TRT-41"),
+)
+def host_kv_lens_consistent(step: StepCase, check: Check) -> None:
+    """What ``prepare`` tells the kernels is the device's lengths; only the capacity lengths hold the extra tokens.
+
+    ``kv_lens_runtime == kv_lens_cuda``, ``kv_lens == kv_lens_runtime + num_extra_kv_tokens <= max_seq_len``,
+    ``host_total_kv_lens`` = their sums over contexts and over generations.
+    """
+    moment = step.prepared
+    if moment is None or "kv_lens_cuda" not in moment.seen:
+        return
+    seen, contexts = moment.seen, step.num_contexts
+    kv = seen["kv_lens_cuda"]
+    if "kv_lens_runtime" in seen:
+        check.equal(moment, "kv_lens_runtime", kv, seen["kv_lens_runtime"], "so says kv_lens_cuda")
+    if "host_total_kv_lens" in seen:
+        totals = [sum(kv[:contexts]), sum(kv[contexts:])]
+        check.equal(moment, "host_total_kv_lens", totals, seen["host_total_kv_lens"], "sums of kv_lens_cuda")
+    if "kv_lens" in seen:
+        extra, most = step.config.num_extra_kv_tokens, step.config.max_seq_len
+        capacity = seen["kv_lens"]
+        check.equal(moment, "kv_lens", [n + extra for n in kv], capacity, f"kv_lens_cuda and {extra} extra tokens")
+        longest = max(capacity, default=0)
+        check.that(longest <= most, moment, "kv_lens", most, longest, f"{longest} tokens exceed max_seq_len {most}")
+
+
+@invariant(
+    "draft-position-is-kv-minus-one",
+    reads=("position_ids", "kv_lens_cuda", "_seq_lens"),
+    museum=("TRT-04", "TRT-30", "TRT-37", "TRT-45", "VLL-23"),
+)
+def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
+    """In every forward the positions of a row run up to its KV length: the last one is ``kv_lens_cuda - 1``.
+
+    Of the target and of each draft call; position and length are advanced by different code.
+    """
+    for moment in step.moments:
+        seen = moment.seen
+        if "position_ids" in seen and "kv_lens_cuda" in seen and "_seq_lens" in seen:
+            rows = zip(seen["kv_lens_cuda"], seen["_seq_lens"], strict=False)
+            expected = list(chain.from_iterable(range(kv - query, kv) for kv, query in rows))
+            check.equal(moment, "position_ids", expected, seen["position_ids"], "so say kv_lens_cuda and _seq_lens")
+
+
+@invariant(
+    "kv-lens-within-pages",
+    reads=("kv_lens_cuda", "kv_cache_block_offsets"),
+    museum=("TRT-04", "TRT-13", "TRT-34", "TRT-39", "TRT-42", "VLL-07"),
+)
+def kv_lens_within_pages(step: StepCase, check: Check) -> None:
+    """No forward, target's or drafter's, reaches past the pages that its row was granted."""
+    if step.prepared is None or "kv_cache_block_offsets" not in step.prepared.seen:
+        return
+    size = step.config.tokens_per_block
+    room = [len(pages) * size for pages in step.prepared.seen["kv_cache_block_offsets"]]
+    for run in step.runs:
+        for moment in (run.entered, *run.drafts):
+            if moment is not None and "kv_lens_cuda" in moment.seen:
+                kv = moment.seen["kv_lens_cuda"]
+                fits = len(kv) == len(room) and all(map(int.__le__, kv, room))
+                check.that(fits, moment, "kv_lens_cuda", room, kv, f"lengths {kv} exceed the granted {room} tokens")
+
+
+@invariant(
+    "kv-lens-equals-reference",
+    reads=("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens"),
+    museum=("TRT-04", "TRT-32", "TRT-37", "VLL-23"),
+    kind=REFERENCE,
+)
+def kv_lens_equals_reference(step: StepCase, check: Check) -> None:
+    """At every sub-step of a forward the KV lengths, host's and device's, are the reference's."""
+    for moment in step.moments:
+        if moment is not step.failed:
+            check.said(moment, ("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens"))

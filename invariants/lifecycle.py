@@ -1,0 +1,171 @@
+"""A forward borrows the attention metadata: it saves, edits and gives back, whether it succeeds or fails."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from invariants.case import StepCase
+from invariants.check import Check
+from invariants.registry import REFERENCE, invariant
+from scenarios import Phase
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED
+
+LAYOUT: Final = (
+    "num_contexts",
+    "_seq_lens",
+    "_seq_lens_cuda",
+    "num_generations",
+    "num_ctx_tokens",
+    "num_tokens",
+    "host_request_types",
+    "all_rank_num_tokens",
+)
+"""Who is in the batch and with how many tokens: what a forward must give back. Sources first, then what derives."""
+
+_AROUND: Final = (PREPARED, ENTERED, RESTORED, FAILED)
+"""Sub-steps at which no forward of the worker is under way."""
+_ON_DEVICE: Final = ("_cuda", "block_offsets")
+"""How the names of device tensors end."""
+
+
+@invariant("forward-not-overridden", reads=(), museum=("TRT-01",))
+def forward_not_overridden(step: StepCase, check: Check) -> None:
+    """No worker class replaces ``forward``, whose template method cleans up: it is SpecWorkerBase's own.
+
+    PR #16382. The class guard refuses an override in a class body; an assignment after creation and a mixin
+    listed before the base escape it, and are seen here.
+    """
+    owners = step.case.trace.classes.get("forward_defined_in")
+    if step.index == 0 and owners is not None:
+        first = owners[0] if owners else None
+        check.run(
+            first == "SpecWorkerBase", 0, None, "SpecWorkerBase", first, f"forward is {first}'s, so nothing cleans up"
+        )
+
+
+@invariant("steps-complete", reads=("exception", "message"), museum=("TRT-01", "TRT-13", "TRT-34", "TRT-39", "VLL-02"))
+def steps_complete(step: StepCase, check: Check) -> None:
+    """A step in which nothing is planned to fail does not fail."""
+    if step.asked.fault is not None:
+        return
+    moment = step.failed
+    if moment is None:
+        outcome = step.actual.outcome
+        check.run(outcome == "ok", step.index, None, "ok", outcome, f"the step ended {outcome}")
+        return
+    what = f"{moment.seen.get('exception')}: {moment.seen.get('message')}"
+    check.that(False, moment, "exception", None, what, f"the step failed with {what}")
+
+
+@invariant("run-complete", reads=())
+def run_complete(step: StepCase, check: Check) -> None:
+    """The run goes on to the scenario's last step, or to the one whose failure is fatal."""
+    case = step.case
+    if step is not case.steps[-1] or step.actual.outcome != step.expected.outcome:
+        return
+    done, wanted = len(case.trace.steps), len(case.expected.steps)
+    check.run(done == wanted, step.index, None, wanted, done, f"{done} steps ran, not {wanted}")
+
+
+@invariant("fault-surfaces", reads=("exception",), museum=("TRT-01",))
+def fault_surfaces(step: StepCase, check: Check) -> None:
+    """A planned fault is raised once, and it is what ends the step: not swallowed, not replaced on its way."""
+    fault, actual = step.asked.fault, step.actual
+    if fault is None:
+        return
+    check.run(actual.fired == 1, step.index, None, 1, actual.fired, f"{fault} was raised {actual.fired} times")
+    outcome = step.expected.outcome
+    check.run(actual.outcome == outcome, step.index, None, outcome, actual.outcome, f"the step ended {actual.outcome}")
+    if step.failed is not None and actual.fired:
+        name = step.failed.seen.get("exception")
+        check.that(actual.injected, step.failed, "exception", str(fault), name, f"{fault} surfaced as {name}")
+
+
+@invariant("saved-state-empty", reads=("_saved_tensors",), museum=("TRT-01",))
+def saved_state_empty(step: StepCase, check: Check) -> None:
+    """Outside the worker's forward nothing is saved: a leaked entry makes every later forward fail.
+
+    PR #16382: out of memory between save and restore, survived by the general warm-up.
+    """
+    for moment in step.moments:
+        if moment.name in _AROUND and "_saved_tensors" in moment.seen:
+            check.equal(moment, "_saved_tensors", [], moment.seen["_saved_tensors"], "nothing may stay saved")
+
+
+@invariant("saved-fields", reads=("_saved_tensors",), museum=("TRT-01", "TRT-06"), kind=REFERENCE)
+def saved_fields(step: StepCase, check: Check) -> None:
+    """While drafting, the originals of exactly the fields that this worker edits are saved, in upstream's order."""
+    for run in step.runs:
+        for moment in run.drafts if run.saved is None else [run.saved, *run.drafts]:
+            check.said(moment, ("_saved_tensors",))
+
+
+@invariant("restored-identity", reads=("identity",), museum=("TRT-01", "TRT-09", "TRT-87"))
+def restored_identity(step: StepCase, check: Check) -> None:
+    """After a forward, success or failure, each field refers to the tensor object that it referred to before.
+
+    A captured graph reads addresses: equal contents in another tensor are not enough.
+    """
+    before = step.prepared
+    if before is None or "identity" not in before.seen:
+        return
+    labels = before.seen["identity"]
+    for moment in step.moments:
+        if moment is not before and moment.name in _AROUND and "identity" in moment.seen:
+            seen = moment.seen["identity"]
+            expected = {field: labels[field] for field in labels if field in seen}
+            actual = {field: seen[field] for field in expected}
+            check.equal(moment, "identity", expected, actual, "the object of prepared must be back")
+
+
+@invariant("restored-layout", reads=LAYOUT, museum=("TRT-01", "TRT-03", "TRT-06", "TRT-93"))
+def restored_layout(step: StepCase, check: Check) -> None:
+    """After a forward, success or failure, the batch layout is what it was before it, counters included.
+
+    PR #17381: ``num_contexts`` is no tensor, is not saved with them, and the counters derive from it.
+    """
+    before = step.prepared
+    if before is None:
+        return
+    for moment in step.moments:
+        if moment.name in (RESTORED, FAILED):
+            check.kept(moment, before, LAYOUT)
+
+
+@invariant("substeps-in-order", reads=(), museum=("TRT-70", "VLL-22"), kind=REFERENCE)
+def substeps_in_order(step: StepCase, check: Check) -> None:
+    """A step that succeeds passes every sub-step once and in order: K draft calls, or one of a parallel drafter."""
+    if step.actual.outcome != "ok" or step.asked.fault is not None:
+        return
+    expected = [s.key for s in step.expected.substeps]
+    actual = [(m.name, m.run) for m in step.moments]
+    check.run(expected == actual, step.index, None, expected, actual, f"the sub-steps are {_path(actual)}")
+
+
+def _path(keys: list[tuple[str, int]]) -> str:
+    return " ".join(f"{name}#{run}" if run else name for name, run in keys)
+
+
+@invariant("graph-buffers-stable", reads=("identity",), museum=("TRT-09", "VLL-12", "SGL-10"))
+def graph_buffers_stable(step: StepCase, check: Check) -> None:
+    """A replayed graph finds the device tensors that it was captured with: the very objects, not equal ones."""
+    captured = _capture_of(step) if step.asked.phase is Phase.REPLAY else None
+    if captured is None:
+        return
+    for now, then in zip(step.runs[:1], captured.runs[-1:], strict=False):
+        if now.entered is not None and then.entered is not None:
+            seen, labels = now.entered.seen.get("identity", {}), then.entered.seen.get("identity", {})
+            expected = {f: label for f, label in labels.items() if f in seen and f.endswith(_ON_DEVICE)}
+            actual = {f: seen[f] for f in expected}
+            check.equal(now.entered, "identity", expected, actual, "the graph reads the tensor of its capture")
+
+
+def _capture_of(step: StepCase) -> StepCase | None:
+    """The step that captured the graph which ``step`` replays."""
+    key = len(step.rows), step.draft_len
+    earlier = step.before
+    while earlier is not None:
+        if earlier.asked.phase is Phase.CAPTURE and (len(earlier.rows), earlier.draft_len) == key:
+            return earlier
+        earlier = earlier.before
+    return None

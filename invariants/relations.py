@@ -1,0 +1,77 @@
+"""Relations: what a run must have in common with a second run that differs in a way that must not be seen.
+
+They need no oracle and see what it does not specify. Each makes at most one twin, so a scenario costs at most as
+many extra runs as relations apply to it. Relations other than the first speak about scenarios without faults.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from invariants import twins
+from invariants.registry import Twin, relation
+from scenarios import FIELDS, Phase, Scenario
+
+_OBJECTS: Final = frozenset({"identity", "kv_blocks", "kv_cache_block_offsets"})
+"""Which tensor objects and pages serve a request is the engine's choice; it may differ from run to run."""
+_RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", "target_kv", "draft_kv")
+_SEEN: Final = tuple(field for field in FIELDS if field not in _OBJECTS)
+
+
+@relation("next-step-equals-never-failed-twin", reads=_SEEN, museum=("TRT-01", "TRT-02", "TRT-03", "TRT-06"))
+def next_step_equals_never_failed_twin(scenario: Scenario) -> Twin | None:
+    """After a failure that is tolerated, each step is as if the failing one had never been.
+
+    Every field but page ids and labels of objects is compared. In the twin the requests that the failure ended
+    finish in the step before it, or never come.
+    """
+    edited = twins.never_failed(scenario)
+    return Twin(*edited, ignore=_OBJECTS) if edited else None
+
+
+@relation("replay-equals-eager", reads=_SEEN, museum=("TRT-85", "TRT-87", "TRT-88", "VLL-11", "VLL-12", "SGL-07"))
+def replay_equals_eager(scenario: Scenario) -> Twin | None:
+    """Replaying a graph does what running the step by Python does.
+
+    ``worker_state`` is left out: a replay runs no Python that could touch it.
+    """
+    edited = twins.eager(scenario) if twins.fault_free(scenario) else None
+    return Twin(*edited, ignore=_OBJECTS | {"worker_state"}) if edited else None
+
+
+@relation("startup-leaves-no-trace", reads=_SEEN, museum=("TRT-03", "TRT-04", "TRT-07", "TRT-52"))
+def startup_leaves_no_trace(scenario: Scenario) -> Twin | None:
+    """General warm-up, and capture of a graph that is not replayed, change nothing in what comes after."""
+    if not twins.fault_free(scenario):
+        return None
+    replays = any(step.phase is Phase.REPLAY for step in scenario.steps)
+    idle = (Phase.WARMUP,) if replays else (Phase.WARMUP, Phase.CAPTURE)
+    edited = twins.without(scenario, lambda step: step.phase in idle)
+    if edited is None or len(edited[0].steps) == len(scenario.steps):
+        return None
+    return Twin(*edited, ignore=_OBJECTS)
+
+
+@relation("batch-equals-requests-alone", reads=_RESULTS, museum=("TRT-12", "TRT-24", "TRT-37", "VLL-03", "SGL-06"))
+def batch_equals_requests_alone(scenario: Scenario) -> Twin | None:
+    """A batch gives each of its requests what it gets when it is served alone: text, caches and tokens held."""
+    edited = twins.served_alone(scenario) if twins.fault_free(scenario) else None
+    return Twin(*edited, fields=_RESULTS) if edited else None
+
+
+@relation(
+    "row-order-does-not-matter",
+    reads=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens"),
+    museum=("TRT-12", "TRT-24", "TRT-25", "TRT-27", "VLL-15"),
+)
+def row_order_does_not_matter(scenario: Scenario) -> Twin | None:
+    """Reversing the order of contexts and of generations in every batch changes nothing for any request."""
+    edited = twins.reversed_rows(scenario) if twins.fault_free(scenario) else None
+    return Twin(*edited, fields=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
+
+
+@relation("chunked-equals-one-shot", reads=("emitted", "target_kv", "draft_kv"), museum=("TRT-94",))
+def chunked_equals_one_shot(scenario: Scenario) -> Twin | None:
+    """A prompt computed in chunks leaves the text and both caches as if it had been computed at once."""
+    edited = twins.one_shot(scenario) if twins.fault_free(scenario) else None
+    return Twin(*edited, fields=("emitted", "target_kv", "draft_kv"), known=True) if edited else None

@@ -1,0 +1,141 @@
+"""Twins: scenarios that differ from a given one in a way that must not be seen.
+
+Each function gives the steps of the twin together with the step of the original that each must look like; what
+upstream's executor could not produce (a merged chunk may exceed ``max_num_tokens``) is no twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from scenarios import Context, Phase, Scenario, ScenarioError, Step, check
+
+Pairs = tuple[tuple[int, int], ...]
+Edited = tuple[Scenario, Pairs]
+
+
+def fault_free(scenario: Scenario) -> bool:
+    """Whether nothing is planned to fail."""
+    return all(step.fault is None for step in scenario.steps)
+
+
+def _valid(scenario: Scenario, steps: Iterable[Step], pairs: Iterable[tuple[int, int]]) -> Edited | None:
+    twin, kept = replace(scenario, steps=tuple(steps)), tuple(pairs)
+    try:
+        return (check(twin), kept) if kept else None
+    except ScenarioError:
+        return None
+
+
+def without(scenario: Scenario, drop: Callable[[Step], bool]) -> Edited | None:
+    """The scenario without some of its steps."""
+    kept = [i for i, step in enumerate(scenario.steps) if not drop(step)]
+    return _valid(scenario, (scenario.steps[i] for i in kept), ((i, n) for n, i in enumerate(kept)))
+
+
+def never_failed(scenario: Scenario) -> Edited | None:
+    """The scenario without its failing steps; what they kill ends just before, or never comes.
+
+    A served failure ends every request that has started and every one in its batch. Those that had started were
+    active in the step before, which served them, so there they finish; those that the failing batch brought in
+    are left in the queue. Requests that had not started go on in both scenarios. Pairs: all steps after the
+    first failure.
+    """
+    steps: list[Step] = []
+    pairs: list[tuple[int, int]] = []
+    started: set[int] = set()
+    failed = False
+    for index, step in enumerate(scenario.steps):
+        if step.fault is not None:
+            failed = True
+            if started:
+                steps[-1] = replace(steps[-1], finish=(*steps[-1].finish, *sorted(started)))
+                started.clear()
+            continue
+        if failed:
+            pairs.append((index, len(steps)))
+        steps.append(step)
+        started |= {row.request for row in step.rows if row.request is not None}
+        started -= set(step.finish)
+    return _valid(scenario, steps, pairs)
+
+
+def eager(scenario: Scenario) -> Edited | None:
+    """The scenario with each replayed step run by Python instead. Pairs: those steps."""
+    steps = [replace(s, phase=Phase.EAGER) if s.phase is Phase.REPLAY else s for s in scenario.steps]
+    return _valid(scenario, steps, ((i, i) for i, s in enumerate(scenario.steps) if s.phase is Phase.REPLAY))
+
+
+def served_alone(scenario: Scenario) -> Edited | None:
+    """The scenario with each served batch cut into batches of one row, one after the other; no start-up.
+
+    Pairs: each batch of several rows and the last of its parts.
+    """
+    steps: list[Step] = []
+    pairs: list[tuple[int, int]] = []
+    for index, step in enumerate(scenario.steps):
+        if step.phase.is_startup:
+            continue
+        bare = replace(step, phase=Phase.EAGER, contexts=(), generations=(), finish=())
+        steps += [replace(bare, contexts=(row,)) for row in step.contexts]
+        steps += [replace(bare, generations=(row,)) for row in step.generations]
+        steps[-1] = replace(steps[-1], finish=step.finish)
+        if len(step.rows) > 1:
+            pairs.append((index, len(steps) - 1))
+    return _valid(scenario, steps, pairs)
+
+
+def reversed_rows(scenario: Scenario) -> Edited | None:
+    """The scenario with contexts and generations of each served batch in reverse order. Pairs: batches it changes."""
+    steps = [
+        step if step.phase.is_startup
+        else replace(step, contexts=step.contexts[::-1], generations=step.generations[::-1])
+        for step in scenario.steps
+    ]  # fmt: skip
+    return _valid(scenario, steps, ((i, i) for i, step in enumerate(steps) if step != scenario.steps[i]))
+
+
+def one_shot(scenario: Scenario) -> Edited | None:
+    """The scenario with each chunked prompt computed at once, in the step of its last chunk.
+
+    A prompt that is never finished stays as it is. A step left without rows is dropped; what it finishes
+    finishes in the step before. Pairs: every step from the first one with a merged prompt on.
+    """
+    whole = _merged_prompts(scenario)
+    steps: list[Step] = []
+    pairs: list[tuple[int, int]] = []
+    for index, step in enumerate(scenario.steps):
+        contexts = tuple(
+            whole.get((index, row.request), row)
+            for row in step.contexts
+            if row.request is None or (index, row.request) in whole or (None, row.request) not in whole
+        )
+        changed = any((index, row.request) in whole for row in contexts)
+        step = replace(step, contexts=contexts)
+        if not step.rows:
+            if step.finish:
+                steps[-1] = replace(steps[-1], finish=(*steps[-1].finish, *step.finish))
+            continue
+        if changed or pairs:
+            pairs.append((index, len(steps)))
+        steps.append(step)
+    return _valid(scenario, steps, pairs)
+
+
+def _merged_prompts(scenario: Scenario) -> dict[tuple[int | None, int | None], Context]:
+    """(step, request) of each last chunk of a chunked prompt -> the whole prompt as one row.
+
+    A request that is merged is listed under (None, request) too.
+    """
+    lens = {request.id: request.prompt_len for request in scenario.requests}
+    done: dict[int, int] = dict.fromkeys(lens, 0)
+    merged: dict[tuple[int | None, int | None], Context] = {}
+    for index, step in enumerate(scenario.steps):
+        for row in step.contexts:
+            if row.request is None:
+                continue
+            done[row.request] += row.chunk
+            if done[row.request] == lens[row.request] > row.chunk:
+                merged[index, row.request] = merged[None, row.request] = replace(row, chunk=lens[row.request])
+    return merged

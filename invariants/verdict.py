@@ -1,0 +1,142 @@
+"""Asking all invariants about one scenario, and adding up what many scenarios say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import reference
+from invariants.case import Case, Moment
+from invariants.check import Check
+from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find
+from scenarios import Scenario, StepTrace, Trace, UsageError, Violation
+from scenarios.trace import FAILED
+
+Counts = Mapping[str, tuple[int, int]]
+Run = Callable[[Scenario], Trace]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the invariants say about one scenario.
+
+    violations  in the order in which a person should read them: by step, sub-step, severity
+    counts      slug -> (comparisons reached, comparisons that held), for every invariant that was asked
+    trace       the engine's
+    expected    the oracle's
+    """
+
+    violations: tuple[Violation, ...]
+    counts: Counts
+    trace: Trace
+    expected: Trace
+
+    @property
+    def first(self) -> Violation | None:
+        """The violation closest to the cause, None if there is none."""
+        return self.violations[0] if self.violations else None
+
+
+@dataclass
+class Tally:
+    """Counts over many verdicts; add verdicts with ``+=``.
+
+    An invariant that was asked and never reached has said nothing: see ``unreached``.
+    """
+
+    cases: int = 0
+    steps: int = 0
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __iadd__(self, verdict: Verdict) -> Tally:
+        self.cases += 1
+        self.steps += len(verdict.trace.steps)
+        self.merge(verdict.counts)
+        return self
+
+    def merge(self, counts: Counts) -> None:
+        """Add counts, for instance those of another process."""
+        for slug, (reached, held) in counts.items():
+            before = self.counts.get(slug, (0, 0))
+            self.counts[slug] = before[0] + reached, before[1] + held
+
+    @property
+    def unreached(self) -> list[str]:
+        """Slugs that were asked and never compared anything."""
+        return [slug for slug, (reached, _) in self.counts.items() if not reached]
+
+
+def verify(
+    scenario: Scenario,
+    run: Run,
+    *,
+    only: Collection[str] | None = None,
+    relations: bool = True,
+    expected: Trace | None = None,
+) -> Verdict:
+    """Run a valid scenario and ask the invariants about it.
+
+    run        executes a scenario on the engine under test; called once, and once more per relation that applies
+    only       slugs to ask; None asks all. ``UsageError`` for one that does not exist
+    relations  False leaves out those that need further runs
+    expected   the oracle's trace, when the caller has it already
+    """
+    chosen = None if only is None else {find(slug).slug for slug in only}
+    asked = [i for i in all_invariants() if chosen is None or i.slug in chosen]
+    trace = run(scenario)
+    if not trace.steps:
+        raise UsageError(f"trace: engine {trace.engine!r} ran no step of the scenario, so there is nothing to check")
+    case = Case(scenario, trace, reference.trace(scenario) if expected is None else expected)
+    checks = [Check(i) for i in asked if relations or not isinstance(i, Relation)]
+    for check in checks:
+        _ask(check.invariant, case, check, run)
+    found = [
+        (step, order, severity, violation)
+        for severity, check in enumerate(checks)
+        for step, order, violation in check.found
+    ]
+    found.sort(key=lambda entry: entry[:3])
+    counts = {check.invariant.slug: (check.reached, check.held) for check in checks}
+    return Verdict(tuple(entry[3] for entry in found), counts, trace, case.expected)
+
+
+def _ask(invariant: Invariant, case: Case, check: Check, run: Run) -> None:
+    if isinstance(invariant, Predicate):
+        for step in case.steps:
+            invariant.ask(step, check)
+    elif isinstance(invariant, Relation):
+        twin = invariant.twin(case.scenario)
+        if twin is not None:
+            _compare(case, twin, run(twin.scenario), check)
+
+
+def _compare(case: Case, twin: Twin, other: Trace, check: Check) -> None:
+    """Compare the paired steps of two runs, as far as the first one went."""
+    for index, place in twin.pairs:
+        if index >= len(case.steps):
+            return
+        step = case.steps[index]
+        theirs = other.steps[place] if place < len(other.steps) else None
+        mine, outcome = step.actual.outcome, theirs.outcome if theirs is not None else "never run"
+        check.run(mine == outcome, index, None, outcome, mine, f"the step ended {mine}, in the twin {outcome}")
+        if theirs is not None:
+            for moment, fields in _common(step.moments, theirs):
+                _compare_fields(moment, fields, twin, check)
+
+
+def _common(moments: list[Moment], theirs: StepTrace) -> Iterator[tuple[Moment, Mapping[str, Any]]]:
+    """Sub-steps that both runs have; what a failure leaves behind is not theirs to compare."""
+    fields = {s.key: s.fields for s in theirs.substeps}
+    for moment in moments:
+        if moment.name != FAILED and (moment.name, moment.run) in fields:
+            yield moment, fields[moment.name, moment.run]
+
+
+def _compare_fields(moment: Moment, theirs: Mapping[str, Any], twin: Twin, check: Check) -> None:
+    for name in theirs if twin.fields is None else twin.fields:
+        if name in theirs and name in moment.seen and name not in twin.ignore:
+            expected, actual = theirs[name], moment.seen[name]
+            if twin.known:
+                actual = {request: value for request, value in actual.items() if request in expected}
+            check.equal(moment, name, expected, actual, "so it is in the twin")
