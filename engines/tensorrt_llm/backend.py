@@ -27,6 +27,7 @@ def metadata_class(base: Any) -> type:
         draft_kv_cache_block_offsets     the same of the draft manager, None without one
         """
 
+        max_num_sequences: int | None = None
         use_spec_decoding: bool = False
         is_spec_decoding_enabled: bool = False
         spec_decoding_packed_mask: torch.Tensor | None = None
@@ -36,9 +37,7 @@ def metadata_class(base: Any) -> type:
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.max_num_sequences is None:
-                self.max_num_sequences = self.max_num_requests
-            rows = self.max_num_sequences
+            self.max_num_sequences = rows = self.max_num_sequences or self.max_num_requests
             self.prompt_lens_cuda = self._device_buffer("prompt_lens_cuda", rows)
             self.kv_lens_cuda = self._device_buffer("kv_lens_cuda", rows)
             self.prompt_lens_cpu, self.kv_lens, self.host_request_types = (
@@ -52,15 +51,14 @@ def metadata_class(base: Any) -> type:
             )
 
         def _device_buffer(self, name: str, *shape: int) -> torch.Tensor:
-            buffer: torch.Tensor = self.get_empty(
-                self.cuda_graph_buffers, shape, torch.int32, name, self.is_cuda_graph
-            )
+            buffer: torch.Tensor = self.get_empty(self.cuda_graph_buffers, shape, torch.int32, name, self.is_cuda_graph)
             return buffer
 
         def _block_table(self, name: str, manager: Any) -> torch.Tensor | None:
             if manager is None:
                 return None
-            return self._device_buffer(name, manager.num_pools, self.max_num_sequences, 2, manager.max_blocks_per_seq)
+            rows = self.max_num_sequences or self.max_num_requests
+            return self._device_buffer(name, manager.num_pools, rows, 2, manager.max_blocks_per_seq)
 
         def prepare(self) -> None:
             """Derive lengths, types and block tables from what the engine has assigned for the step."""

@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -22,10 +23,10 @@ import torch
 
 from engines.tensorrt_llm.backend import metadata_class
 from engines.tensorrt_llm.cpu import CaptureQuery, CudaOnCpu
-from engines.tensorrt_llm.source import ATTENTION_PACKAGES, SPECULATIVE, Source, attention_package
+from engines.tensorrt_llm.source import ATTENTION_PACKAGES, HOW_TO_PROVIDE, SPECULATIVE, Source, attention_package
 from engines.tensorrt_llm.stand_ins import ROOTS, Logger, StandInModule, behaviours
 from engines.tensorrt_llm.supplements import supplement
-from scenarios import WORKERS
+from scenarios import WORKERS, UsageError
 
 
 class _StandInLoader(Loader):
@@ -70,7 +71,9 @@ class _Finder(MetaPathFinder):
                 module = source.classes[name]
                 self.real[module] = source.file(module)
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname.partition(".")[0] not in ROOTS:
             return None
         if fullname == self._other or fullname.startswith(self._other + "."):
@@ -104,24 +107,52 @@ class Upstream:
     logger       what the modules under test have logged
     rejected     class name -> the exception that its module's loading ended with
     unguarded    classes that the base's guard rejects and that were loaded with the guard off
-    supplements  members that the suite added to the loaded base
+    supplements  module -> members that the suite added to the loaded base for it
+
+    Raises ``UsageError`` when the base modules themselves do not load.
     """
 
     def __init__(self, source: Source, *, emulated: bool, unguarded: bool = False) -> None:
-        self.source = source
+        # Without CUDA an installed package does not import, but its files can be read like a checkout's.
+        self.source = source = replace(source, installed=source.installed and not emulated)
         self.emulated = emulated
         self.logger = Logger()
         self.capture_query = CaptureQuery()
         self.rejected: dict[str, Exception] = {}
         self.unguarded: set[str] = set()
-        self.supplements: tuple[str, ...] = ()
+        self.supplements: dict[str, tuple[str, ...]] = {}
         self._guard_off = unguarded
         self._finder = _Finder(source, behaviours(source.layout, self.logger, not emulated, metadata_class))
         self._modules: dict[str, ModuleType] = {}
         self._depth = 0
         with self.active():
-            self.attention = importlib.import_module(f"{attention_package(source.layout)}.interface")
-            self.interface = importlib.import_module(f"{SPECULATIVE}.interface")
+            try:
+                self.attention = importlib.import_module(f"{attention_package(source.layout)}.interface")
+                self.interface = importlib.import_module(f"{SPECULATIVE}.interface")
+            except Exception as error:
+                problem = f"tensorrt_llm does not load here ({type(error).__name__}: {error})"
+                raise UsageError(f"{source.root}: {problem}; {HOW_TO_PROVIDE}") from error
+            if not source.installed:
+                self._supplement()
+
+    def _supplement(self) -> None:
+        # Ahead of every worker module, as these import one another.
+        for name in sorted({self.source.classes[w] for w in WORKERS if w in self.source.classes}):
+            text = self.source.file(name).read_text(encoding="utf-8")
+            self.supplements[name] = supplement(self.interface, text)
+
+    @property
+    def metadata_class(self) -> type:
+        """The backend's metadata below the real ``AttentionMetadata``."""
+        if self.source.installed:
+            return metadata_class(self.attention.AttentionMetadata)
+        with self.active():
+            backend = importlib.import_module(f"{attention_package(self.source.layout)}.trtllm")
+            return cast(type, backend.TrtllmAttentionMetadata)
+
+    def where(self, cls: type) -> str:
+        """File that defines ``cls``."""
+        return str(self.source.file(cls.__module__))
 
     @property
     def files(self) -> dict[str, str]:
@@ -131,11 +162,11 @@ class Upstream:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Install the modules, the finder and the torch replacements. Re-entrant, not thread-safe."""
-        if self._depth:
+        if self._depth or self.source.installed:
             yield
             return
         with ExitStack() as stack:
-            stack.enter_context(self._installed())
+            stack.enter_context(self._in_place())
             stack.enter_context(_replaced(torch, "compile", _no_compile))
             if self.emulated:
                 stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", self.capture_query))
@@ -147,7 +178,7 @@ class Upstream:
                 self._depth = 0
 
     @contextmanager
-    def _installed(self) -> Iterator[None]:
+    def _in_place(self) -> Iterator[None]:
         outside = _take_out()
         sys.modules.update(self._modules)
         sys.meta_path.insert(0, self._finder)
@@ -170,8 +201,6 @@ class Upstream:
         return cast("type | None", getattr(module, class_name, None))
 
     def _import(self, class_name: str, module_name: str) -> ModuleType | None:
-        text = self.source.file(module_name).read_text(encoding="utf-8")
-        self.supplements += supplement(self.interface, text)
         try:
             return importlib.import_module(module_name)
         except Exception as error:
@@ -206,4 +235,3 @@ def _take_out() -> dict[str, ModuleType]:
     """Remove every module below ``ROOTS`` from ``sys.modules`` and return them."""
     names = [n for n in sys.modules if n.partition(".")[0] in ROOTS]
     return {n: sys.modules.pop(n) for n in names}
-

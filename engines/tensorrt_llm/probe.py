@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import dis
 import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import torch
 
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
-from engines.tensorrt_llm.source import SPECULATIVE, Source, find, open_source
+from engines.tensorrt_llm.source import SPECULATIVE, attention_package, find
 from scenarios import WORKERS, UsageError
 
 METADATA_CLASSES = {
@@ -31,13 +32,6 @@ class Verdict(NamedTuple):
     drivable: bool
     reason: str
     where: str
-
-
-class Package(Protocol):
-    """Modules under test, from a checkout or from an installed package."""
-
-    attention: ModuleType
-    interface: ModuleType
 
 
 @dataclass(frozen=True)
@@ -86,8 +80,6 @@ def _names_in_code(cls: type) -> Iterator[str]:
 
 def _stored_by(cls: type, method: str) -> set[str]:
     """Attributes that a method of ``cls`` assigns."""
-    import dis
-
     function = vars(cls).get(method)
     if function is None:
         return set()
@@ -113,3 +105,61 @@ def fields_for(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Those of ``values`` that are constructor fields of the dataclass ``cls``."""
     names = {f.name for f in dataclasses.fields(cls) if f.init}
     return {name: value for name, value in values.items() if name in names}
+
+
+def doctor(source: str | os.PathLike[str] | None = None) -> list[Verdict]:
+    """Each class of upstream that was looked for or found, and whether it can be driven here.
+
+    Raises ``UsageError`` when there is neither a checkout nor an installed package.
+    """
+    upstream = Upstream(find(source), emulated=not torch.cuda.is_available())
+    driven = [_base(upstream, "attention", "AttentionMetadata"), _base(upstream, "interface", "SpecWorkerBase")]
+    driven += [_worker(upstream, name) for name in WORKERS]
+    return driven + _not_driven(upstream)
+
+
+def _base(upstream: Upstream, module: str, name: str) -> Verdict:
+    cls = getattr(getattr(upstream, module), name)
+    reason = "as it is"
+    if name == "SpecWorkerBase":
+        fixed = "_forward_impl" in vars(cls)
+        reason = "post-fix: forward cleans up and may not be overridden" if fixed else "pre-fix: workers define forward"
+    return Verdict(name, True, reason, upstream.where(cls))
+
+
+def _worker(upstream: Upstream, name: str) -> Verdict:
+    cls = upstream.load(name)
+    if cls is not None:
+        features = capabilities(cls, upstream.interface.SpecWorkerBase, upstream.attention.AttentionMetadata)
+        reasons = ["post-fix" if features.forward_defined_in[:1] == ("SpecWorkerBase",) else "pre-fix"]
+        if not features.dynamic_draft_len:
+            reasons.append("with draft_len = max_draft_len only, as it does not read runtime_draft_len")
+        added = upstream.supplements.get(cls.__module__)
+        if added:
+            reasons.append(f"the suite adds {', '.join(added)} to an older base")
+        return Verdict(name, True, "; ".join(reasons), upstream.where(cls))
+    error = upstream.rejected.get(name)
+    module = upstream.source.classes.get(name)
+    where = str(upstream.source.file(module)) if module else str(upstream.source.interface_file.parent)
+    if error is None:
+        return Verdict(name, False, "no file defines it", where)
+    if raised_by_guard(error):
+        return Verdict(
+            name, False, f"pre-fix, and the base's guard rejects it: {error} (can be driven without the guard)", where
+        )
+    return Verdict(name, False, f"its module does not load: {type(error).__name__}: {error}", where)
+
+
+def _not_driven(upstream: Upstream) -> list[Verdict]:
+    """Workers and metadata classes that the checkout has and the suite has no driver for."""
+    source = upstream.source
+    verdicts = [
+        Verdict(name, False, "the suite has no driver for it", str(source.file(module)))
+        for name, module in sorted(source.classes.items())
+        if name.endswith("Worker") and name not in WORKERS and module != f"{SPECULATIVE}.interface"
+    ]
+    backend = source.file(f"{attention_package(source.layout)}.trtllm")
+    if backend.is_file():
+        reason = "needs compiled operators; its buffers are the suite's, below the real AttentionMetadata"
+        verdicts.append(Verdict("TrtllmAttentionMetadata", False, reason, str(backend)))
+    return verdicts

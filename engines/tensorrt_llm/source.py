@@ -31,10 +31,16 @@ def attention_package(layout: str) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkout: ``root`` is the directory that holds ``tensorrt_llm/``; ``layout`` its attention package."""
+    """A checkout, or the directory that the package is installed in.
+
+    root       the directory that holds ``tensorrt_llm/``
+    layout     its attention package, one of ``ATTENTION_PACKAGES``
+    installed  whether its modules are imported as they are, instead of one by one among stand-ins
+    """
 
     root: Path
     layout: str
+    installed: bool = False
 
     @property
     def attention_file(self) -> Path:
@@ -61,30 +67,30 @@ class Source:
         return found
 
 
-def open_source(directory: str | os.PathLike[str]) -> Source:
+def open_source(directory: str | os.PathLike[str], *, installed: bool = False) -> Source:
     """The checkout in ``directory``; ``UsageError`` says what is missing from it."""
     root = Path(directory).expanduser().resolve()
     if not (root / PACKAGE / "_torch").is_dir():
         raise UsageError(f"{root}: no {PACKAGE}/_torch in this directory; {HOW_TO_PROVIDE}")
-    for layout in ATTENTION_PACKAGES:
-        source = Source(root, layout)
-        if source.attention_file.is_file():
-            break
-    else:
+    sources = [Source(root, layout, installed) for layout in ATTENTION_PACKAGES]
+    found = [source for source in sources if source.attention_file.is_file()]
+    if not found:
         raise UsageError(f"{root}: neither of {', '.join(ATTENTION_PACKAGES)} has an interface.py; {HOW_TO_PROVIDE}")
-    if not source.interface_file.is_file():
-        raise UsageError(f"{root}: {source.interface_file.relative_to(root)} is missing; {HOW_TO_PROVIDE}")
-    return source
+    if not found[0].interface_file.is_file():
+        missing = found[0].interface_file.relative_to(root)
+        raise UsageError(f"{root}: {missing} is missing; {HOW_TO_PROVIDE}")
+    return found[0]
 
 
-def find(directory: str | os.PathLike[str] | None = None) -> Source | None:
-    """The checkout that was asked for (argument, else the environment variable), None for the installed package.
+def find(directory: str | os.PathLike[str] | None = None) -> Source:
+    """The checkout that was asked for (argument, else the environment variable), else the installed package.
 
     Raises ``UsageError`` when there is neither.
     """
     asked = directory or os.environ.get(SOURCE_VARIABLE)
     if asked:
         return open_source(asked)
-    if importlib.util.find_spec(PACKAGE) is None:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
         raise UsageError(f"{PACKAGE} is not installed and no checkout was named; {HOW_TO_PROVIDE}")
-    return None
+    return open_source(Path(next(iter(spec.submodule_search_locations))).parent, installed=True)

@@ -1,0 +1,204 @@
+"""What becomes of state that a step leaves behind: is it read before it is rewritten?
+
+After a step some fields of the attention metadata differ from what ``prepare()`` had put there. Whether that
+matters is measured, not argued: the next step runs with every access to these fields watched. A field that is
+read first is *live* (something depends on the left-over value), one that is rewritten first is *dead*.
+
+A tensor is followed element by element: obtaining it or taking a view of it is no access, writing over an element
+rewrites that element, any other use of an element that still holds a left-over value reads it. ``on_update`` only
+hands ``num_contexts`` on to counters, which are watched as well: there it neither reads a left-over value nor
+rewrites a counter with one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+FIELDS: Final = (
+    "num_contexts",
+    "num_generations",
+    "num_ctx_tokens",
+    "num_tokens",
+    "_seq_lens",
+    "_seq_lens_cuda",
+    "kv_lens_cuda",
+    "host_request_types",
+    "use_spec_decoding",
+    "all_rank_num_tokens",
+)
+"""Fields that are compared; all but the last two depend on the batch."""
+
+READ: Final = "read"
+REWRITTEN: Final = "rewritten"
+UNTOUCHED: Final = "untouched"
+
+_STORED_AS: Final = {name: f"_{name}" for name in FIELDS[:4]}
+_COUNTERS: Final = ("num_generations", "num_ctx_tokens")
+_OVERWRITES: Final = ("copy_", "fill_", "zero_", "__setitem__")
+_VIEWS: Final = ("__getitem__", "__get__", "view", "narrow", "data_ptr", "storage_offset", "stride", "size", "dim")
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A field that a step left different from what it had been prepared with.
+
+    fate   "read": live; "rewritten": dead; "untouched": neither happened in the step that was watched
+    where  file:line of that first access, None if untouched
+    """
+
+    field: str
+    prepared: Any
+    left: Any
+    fate: str = UNTOUCHED
+    where: str | None = None
+
+
+class _Accesses:
+    """First access to each watched field. A tensor's left-over elements are offsets into its storage."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, tuple[str, str]] = {}
+        self.attributes: dict[str, str] = {}
+        self.elements: dict[str, tuple[int, set[int]]] = {}
+
+    def note(self, field: str, fate: str) -> None:
+        self.first.setdefault(field, (fate, _caller()))
+
+    def holds(self, field: str) -> bool:
+        """Whether an attribute still has its left-over value."""
+        return field in self.attributes.values() and field not in self.first
+
+    def use(self, tensor: torch.Tensor, overwrites: bool) -> None:
+        storage = tensor.untyped_storage().data_ptr()
+        for field, (watched, left) in self.elements.items():
+            if field in self.first or watched != storage:
+                continue
+            touched = left & _offsets(tensor)
+            if touched and not overwrites:
+                self.note(field, READ)
+            left -= touched
+            if not left:
+                self.note(field, REWRITTEN)
+
+
+def _offsets(tensor: torch.Tensor) -> set[int]:
+    offsets = {int(tensor.storage_offset())}
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        offsets = {o + i * stride for o in offsets for i in range(size)}
+    return offsets
+
+
+def _caller() -> str:
+    """file:line of the innermost frame that is neither torch's nor the watch's."""
+    frame = sys._getframe(1)
+    while frame.f_back and (frame.f_globals.get("__name__", "").partition(".")[0] == "torch" or _own(frame)):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _own(frame: Any) -> bool:
+    return bool(frame.f_code.co_filename == __file__)
+
+
+def _in_on_update() -> bool:
+    """Whether the access comes from ``on_update``, directly or through a property."""
+    frame = sys._getframe(2)
+    return "on_update" in (frame.f_code.co_name, frame.f_back.f_code.co_name if frame.f_back else "")
+
+
+class _TensorUse(TorchFunctionMode):
+    def __init__(self, accesses: _Accesses) -> None:
+        super().__init__()
+        self._accesses = accesses
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name not in _VIEWS:
+            operands = [*args, *(kwargs or {}).values()]
+            for position, value in enumerate(operands):
+                if isinstance(value, torch.Tensor):
+                    target = _part(args) if name == "__setitem__" and position == 0 else value
+                    self._accesses.use(target, overwrites=position == 0 and name in _OVERWRITES)
+        return func(*args, **(kwargs or {}))
+
+
+def _part(args: tuple[Any, ...]) -> torch.Tensor:
+    """The elements that ``__setitem__`` writes; all of the tensor for an index that makes no view."""
+    tensor: torch.Tensor = args[0]
+    return tensor[args[1]] if isinstance(args[1], (int, slice)) else tensor
+
+
+@contextmanager
+def _watched(metadata: Any, accesses: _Accesses) -> Iterator[None]:
+    """Give ``metadata`` a class that notes accesses to the attributes under watch."""
+    original = type(metadata)
+
+    class Watched(original):  # type: ignore[misc, valid-type]
+        def __getattribute__(self, name: str) -> Any:
+            field = accesses.attributes.get(name)
+            if field is not None and not _in_on_update():
+                accesses.note(field, READ)
+            return super().__getattribute__(name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            field = accesses.attributes.get(name) or (name if name in accesses.elements else None)
+            if field is not None and not (field in _COUNTERS and accesses.holds("num_contexts") and _in_on_update()):
+                accesses.note(field, REWRITTEN)
+            super().__setattr__(name, value)
+
+    metadata.__class__ = Watched
+    try:
+        with _TensorUse(accesses):
+            yield
+    finally:
+        metadata.__class__ = original
+
+
+def snapshot(metadata: Any) -> dict[str, Any]:
+    """Values of ``FIELDS`` now, tensors as lists of their first ``num_seqs`` elements."""
+    values = {name: getattr(metadata, name, None) for name in FIELDS}
+    return {
+        name: value[: metadata.num_seqs].tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
+
+
+def differing(metadata: Any, prepared: Mapping[str, Any]) -> list[Leftover]:
+    """Fields of ``metadata`` whose values are not those of the snapshot ``prepared``."""
+    now = snapshot(metadata)
+    return [Leftover(name, prepared[name], now[name]) for name in FIELDS if now[name] != prepared[name]]
+
+
+@contextmanager
+def follow(metadata: Any, leftovers: list[Leftover]) -> Iterator[list[Leftover]]:
+    """Watch what happens to ``leftovers`` while inside; the list that is yielded is complete afterwards."""
+    accesses = _Accesses()
+    for item in leftovers:
+        value = getattr(metadata, item.field)
+        if isinstance(value, torch.Tensor):
+            wrong = {i for i, (a, b) in enumerate(zip(item.prepared, item.left, strict=False)) if a != b}
+            first = int(value.storage_offset())
+            accesses.elements[item.field] = (value.untyped_storage().data_ptr(), {first + i for i in wrong})
+        else:
+            accesses.attributes[_STORED_AS.get(item.field, item.field)] = item.field
+    followed: list[Leftover] = []
+    try:
+        with _watched(metadata, accesses):
+            yield followed
+    finally:
+        for item in leftovers:
+            fate, where = accesses.first.get(item.field, (UNTOUCHED, None))
+            followed.append(Leftover(item.field, item.prepared, item.left, fate, where))
