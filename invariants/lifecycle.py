@@ -157,7 +157,8 @@ def graph_buffers_stable(step: StepCase, check: Check) -> None:
             seen, labels = now.entered.seen.get("identity", {}), then.entered.seen.get("identity", {})
             expected = {f: label for f, label in labels.items() if f in seen and f.endswith(_ON_DEVICE)}
             actual = {f: seen[f] for f in expected}
-            check.equal(now.entered, "identity", expected, actual, "the graph reads the tensor of its capture")
+            if expected:
+                check.equal(now.entered, "identity", expected, actual, "the graph reads the tensor of its capture")
 
 
 def _capture_of(step: StepCase) -> StepCase | None:

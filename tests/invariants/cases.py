@@ -1,0 +1,113 @@
+"""Scenarios that between them reach every invariant."""
+
+from __future__ import annotations
+
+from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step, check
+
+EAGLE, PARD, DRAFT_TARGET = "Eagle3OneModelWorker", "PARDWorker", "DraftTargetOneModelWorker"
+
+
+def _config(worker: str) -> Config:
+    return Config(worker=worker, max_draft_len=3, num_blocks=40)
+
+
+def _agree(worker: str, count: int) -> int:
+    """``agree`` of a context row."""
+    return count if WORKERS[worker].drafts_for_contexts else 0
+
+
+def served(worker: str) -> Scenario:
+    """Two requests, one of them in chunks, at changing draft lengths; then one ends and a third joins."""
+    lowest = WORKERS[worker].min_draft_len
+    return check(
+        Scenario(
+            config=_config(worker),
+            requests=tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 7, 2))),
+            steps=(
+                Step(
+                    draft_len=3,
+                    contexts=(Context(request=0, chunk=5, agree=_agree(worker, 3)), Context(request=1, chunk=3)),
+                ),
+                Step(
+                    draft_len=3,
+                    contexts=(Context(request=1, chunk=4, agree=_agree(worker, 2)),),
+                    generations=(Generation(request=0, agree=3),),
+                ),
+                Step(draft_len=3, generations=(Generation(request=1, agree=1), Generation(request=0, agree=3))),
+                Step(draft_len=lowest, generations=(Generation(request=0), Generation(request=1))),
+                Step(draft_len=2, generations=(Generation(request=0, agree=2), Generation(request=1)), finish=(0,)),
+                Step(
+                    draft_len=2,
+                    contexts=(Context(request=2, chunk=2),),
+                    generations=(Generation(request=1, agree=2),),
+                ),
+                Step(draft_len=3, generations=(Generation(request=2), Generation(request=1))),
+            ),
+        )
+    )
+
+
+def started_up(worker: str) -> Scenario:
+    """General warm-up, capture of a graph, its replay."""
+    return check(
+        Scenario(
+            config=_config(worker),
+            requests=(Request(id=0, prompt_len=5), Request(id=1, prompt_len=3)),
+            steps=(
+                Step(
+                    phase=Phase.WARMUP,
+                    draft_len=3,
+                    contexts=(Context(request=None, chunk=9),),
+                    generations=(Generation(request=None, past=2, accept=3),),
+                ),
+                Step(
+                    phase=Phase.CAPTURE,
+                    draft_len=3,
+                    generations=(Generation(request=None, past=3, accept=4), Generation(request=None, past=5)),
+                ),
+                Step(
+                    draft_len=3,
+                    contexts=(
+                        Context(request=0, chunk=5, agree=_agree(worker, 3)),
+                        Context(request=1, chunk=3, agree=_agree(worker, 1)),
+                    ),
+                ),
+                Step(
+                    phase=Phase.REPLAY,
+                    draft_len=3,
+                    generations=(Generation(request=0, agree=3), Generation(request=1, agree=2)),
+                ),
+                Step(draft_len=3, generations=(Generation(request=1), Generation(request=0))),
+            ),
+        )
+    )
+
+
+def failing(worker: str) -> Scenario:
+    """A warm-up that runs out of memory, a served step that does, and what comes after each."""
+    calls = 1 if WORKERS[worker].parallel else 2
+    fault = Fault(site="draft_model.forward", occurrence=calls, kind=FaultKind.OOM)
+    return check(
+        Scenario(
+            config=_config(worker),
+            requests=tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 3, 4))),
+            steps=(
+                Step(
+                    phase=Phase.WARMUP,
+                    draft_len=3,
+                    contexts=(Context(request=None, chunk=9),),
+                    generations=(Generation(request=None, past=2, accept=3),),
+                    fault=fault,
+                ),
+                Step(draft_len=3, contexts=(Context(request=0, chunk=5, agree=_agree(worker, 3)),)),
+                Step(
+                    draft_len=3,
+                    contexts=(Context(request=1, chunk=3),),
+                    generations=(Generation(request=0, agree=3),),
+                    fault=fault,
+                ),
+                Step(draft_len=3, contexts=(Context(request=2, chunk=4, agree=_agree(worker, 3)),)),
+                Step(draft_len=3, generations=(Generation(request=2),)),
+            ),
+        )
+    )

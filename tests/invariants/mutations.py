@@ -1,0 +1,249 @@
+"""For every invariant, falsified traces that it must notice. One that cannot fail is a fault of this suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scenarios import Scenario, Trace
+from tests.invariants.cases import DRAFT_TARGET, EAGLE, PARD, failing, served, started_up
+from tests.invariants.synthetic import edit, edit_step
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A scenario, how its trace is falsified, and where the invariant must point."""
+
+    slug: str
+    scenario: Scenario
+    falsify: Callable[[Trace], Trace]
+    step: int
+    substep: str | None = None
+    field: str | None = None
+    run: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.slug}-{self.scenario.config.worker}-{self.step}-{self.substep}-{self.field}"
+
+
+def _at(
+    slug: str, scenario: Scenario, step: int, substep: str, field: str, change: Callable[[Any], Any], run: int = 0
+) -> Mutation:
+    """The mutation of one field, which the invariant must name."""
+    return Mutation(
+        slug, scenario, lambda trace: edit(trace, step, substep, field, change, run), step, substep, field, run
+    )
+
+
+def _set(slug: str, scenario: Scenario, step: int, substep: str, field: str, value: Any, run: int = 0) -> Mutation:
+    return _at(slug, scenario, step, substep, field, lambda _: value, run)
+
+
+def _whole(slug: str, scenario: Scenario, step: int, **changes: Any) -> Mutation:
+    """The mutation of a step as a whole."""
+    return Mutation(slug, scenario, lambda trace: edit_step(trace, step, **changes), step)
+
+
+def _bump(index: int, by: int = 1) -> Callable[[Any], Any]:
+    """One entry off by a little."""
+
+    def change(values: Any) -> Any:
+        values[index] += by
+        return values
+
+    return change
+
+
+def _swap(values: Any) -> Any:
+    """The first two rows exchanged."""
+    return [values[1], values[0], *values[2:]]
+
+
+def _put(key: Any, value: Any) -> Callable[[Any], Any]:
+    def change(values: Any) -> Any:
+        values[key] = value
+        return values
+
+    return change
+
+
+def _fails(trace: Trace) -> Trace:
+    """Step 1 fails though nothing was planned."""
+    failed = replace(trace.steps[1].substeps[0], name="failed", fields={"exception": "AssertionError", "message": ""})
+    return edit_step(trace, 1, outcome="tolerated", substeps=(*trace.steps[1].substeps[:3], failed))
+
+
+def _without_draft(trace: Trace) -> Trace:
+    """Step 1 makes one draft call fewer."""
+    return edit_step(trace, 1, substeps=tuple(s for s in trace.steps[1].substeps if s.name != "draft[2]"))
+
+
+MIXED, PARALLEL = served(EAGLE), served(PARD)
+STARTED, TARGET_STARTED = started_up(EAGLE), started_up(DRAFT_TARGET)
+FAILING, PARALLEL_FAILING = failing(EAGLE), failing(PARD)
+GRAPH_RUN = 2
+"""The run of the capture itself: two warm-up runs come before."""
+
+_LIFECYCLE = [
+    Mutation(
+        "forward-not-overridden",
+        MIXED,
+        lambda trace: replace(trace, classes={"forward_defined_in": ["PARDWorker", "SpecWorkerBase"]}),
+        0,
+    ),
+    Mutation("forward-not-overridden", MIXED, lambda trace: replace(trace, classes={"forward_defined_in": []}), 0),
+    Mutation("steps-complete", MIXED, _fails, 1, "failed", "exception"),
+    _whole("steps-complete", MIXED, 1, outcome="fatal"),
+    Mutation("run-complete", MIXED, lambda trace: replace(trace, steps=trace.steps[:4]), 3),
+    _whole("fault-surfaces", FAILING, 0, fired=0),
+    _whole("fault-surfaces", FAILING, 2, fired=2),
+    _whole("fault-surfaces", FAILING, 0, outcome="fatal"),
+    Mutation("fault-surfaces", FAILING, lambda t: edit_step(t, 2, injected=False), 2, "failed", "exception"),
+    _set("saved-state-empty", FAILING, 0, "failed", "_saved_tensors", ["_seq_lens"]),
+    _set("saved-state-empty", MIXED, 1, "restored", "_saved_tensors", ["_seq_lens", "_seq_lens_cuda"]),
+    _set("saved-state-empty", MIXED, 2, "prepared", "_saved_tensors", ["_seq_lens_cuda"]),
+    _set("saved-fields", MIXED, 1, "saved", "_saved_tensors", ["_seq_lens"]),
+    _set("saved-fields", MIXED, 1, "draft[2]", "_saved_tensors", []),
+    _set("saved-fields", TARGET_STARTED, 1, "saved", "_saved_tensors", ["_seq_lens", "_seq_lens_cuda"]),
+    _at("restored-identity", MIXED, 1, "restored", "identity", _put("_seq_lens", "clone of _seq_lens")),
+    _at("restored-identity", FAILING, 0, "failed", "identity", _put("_seq_lens_cuda", "clone of _seq_lens_cuda")),
+    _at("restored-identity", STARTED, 1, "entered", "identity", _put("kv_lens_cuda", "another"), GRAPH_RUN),
+    _set("restored-layout", MIXED, 1, "restored", "num_contexts", 0),
+    _set("restored-layout", MIXED, 1, "restored", "_seq_lens", [1, 1]),
+    _set("restored-layout", FAILING, 0, "failed", "host_request_types", [1, 1]),
+    _set("restored-layout", FAILING, 2, "failed", "num_tokens", 2),
+    Mutation("substeps-in-order", MIXED, _without_draft, 1),
+    _at("graph-buffers-stable", STARTED, 3, "entered", "identity", _put("_seq_lens_cuda", "step3.cuda")),
+]
+
+_COUNTERS = [
+    _set("derived-counters-consistent", MIXED, 1, "draft[1]", "num_ctx_tokens", 4),
+    _set("derived-counters-consistent", MIXED, 1, "restored", "num_contexts", 5),
+    _set("derived-counters-consistent", MIXED, 1, "prepared", "num_generations", 2),
+    _set("derived-counters-consistent", FAILING, 0, "failed", "num_tokens", 2),
+    _set("request-types-match-layout", MIXED, 1, "draft[1]", "host_request_types", [0, 1]),
+    _set("request-types-match-layout", MIXED, 1, "prepared", "host_request_types", [1, 0]),
+    _set("host-equals-device", MIXED, 1, "draft[1]", "_seq_lens_cuda", [4, 4]),
+    _set("host-equals-device", MIXED, 1, "prepared", "prompt_lens_cuda", [5, 4]),
+]
+
+_KV_LENS = [
+    _at("kv-lens-balanced", MIXED, 1, "verified", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", MIXED, 1, "draft[1]", "kv_lens_cuda", _bump(1, by=3)),
+    _at("kv-lens-balanced", MIXED, 3, "restored", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", PARALLEL, 2, "draft[0]", "kv_lens_cuda", _bump(1, by=-1)),
+    _at("kv-lens-balanced", PARALLEL, 2, "restored", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", TARGET_STARTED, 1, "restored", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", STARTED, 3, "restored", "kv_lens_cuda", _bump(1)),
+    _at("kv-lens-balanced", FAILING, 0, "failed", "kv_lens_cuda", _bump(1, by=9)),
+    # The increment of a parallel drafter left alone: neither undone nor made up to the accepted count.
+    _set("kv-lens-balanced", PARALLEL_FAILING, 0, "failed", "kv_lens_cuda", [9, 9]),
+    _at("warmup-fixed-point", STARTED, 1, "entered", "kv_lens_cuda", _bump(0, by=3), 1),
+    _set("warmup-fixed-point", STARTED, 1, "entered", "_seq_lens", [1, 1], GRAPH_RUN),
+    _at("host-kv-lens-consistent", MIXED, 1, "prepared", "kv_lens", _bump(0, by=-2)),
+    _at("host-kv-lens-consistent", MIXED, 1, "prepared", "kv_lens_runtime", _bump(0, by=2)),
+    _set("host-kv-lens-consistent", MIXED, 1, "prepared", "host_total_kv_lens", [16, 0]),
+    _at("host-kv-lens-consistent", MIXED, 1, "prepared", "kv_lens", _bump(1, by=1000)),
+    _at("draft-position-is-kv-minus-one", MIXED, 1, "draft[2]", "position_ids", _bump(0)),
+    _at("draft-position-is-kv-minus-one", MIXED, 1, "draft[1]", "position_ids", lambda ids: ids[:1]),
+    _at("draft-position-is-kv-minus-one", PARALLEL, 2, "draft[0]", "position_ids", _bump(3, by=-1)),
+    _at("draft-position-is-kv-minus-one", MIXED, 2, "prepared", "position_ids", _bump(5)),
+    _at("kv-lens-within-pages", MIXED, 1, "draft[2]", "kv_lens_cuda", _bump(0, by=40)),
+    _at("kv-lens-within-pages", STARTED, 1, "entered", "kv_lens_cuda", lambda kv: kv[:1], 1),
+    _at("kv-lens-equals-reference", MIXED, 2, "draft[2]", "kv_lens_cuda", _bump(1)),
+    _at("kv-lens-equals-reference", MIXED, 2, "prepared", "kv_lens", _bump(1)),
+]
+
+_ROWS = [
+    _set("layout-equals-reference", MIXED, 1, "draft[1]", "num_contexts", 1),
+    _set("layout-equals-reference", MIXED, 5, "prepared", "runtime_draft_len", 3),
+    _set("speculation-flag-equals-reference", MIXED, 1, "draft[1]", "use_spec_decoding", True),
+    _set("speculation-flag-equals-reference", MIXED, 1, "restored", "use_spec_decoding", False),
+    _at("gather-ids-match-layout", MIXED, 1, "prepared", "gather_ids", _bump(0, by=-1)),
+    _at("gather-ids-match-layout", MIXED, 1, "prepared", "gather_ids", lambda ids: ids[:1]),
+    _at("rows-belong-to-requests", MIXED, 2, "prepared", "request_ids", _swap),
+    _at("rows-belong-to-requests", MIXED, 0, "prepared", "input_ids", _swap),
+    _at("rows-belong-to-requests", MIXED, 2, "prepared", "input_ids", _bump(4)),
+    _at("rows-belong-to-requests", STARTED, 0, "prepared", "input_ids", _bump(0)),
+    _at("drafts-carried-over", MIXED, 2, "prepared", "draft_tokens", lambda ids: ids[3:] + ids[:3]),
+    _at("drafts-carried-over", PARALLEL, 4, "prepared", "draft_tokens", _bump(0)),
+    _at("inputs-equal-reference", MIXED, 0, "draft[0]", "input_ids", _bump(7)),
+    _at("inputs-equal-reference", MIXED, 1, "draft[1]", "hidden_states", _swap),
+    _at("inputs-equal-reference", MIXED, 1, "prepared", "gather_ids", _swap),
+]
+
+_ACCEPTANCE = [
+    _set("acceptance-in-range", MIXED, 2, "verified", "num_accepted_tokens", [3, 5]),
+    _set("acceptance-in-range", MIXED, 1, "restored", "new_tokens_lens", [2, 4]),
+    _set("acceptance-in-range", MIXED, 1, "restored", "new_tokens_lens", [1, 0]),
+    _set("acceptance-in-range", MIXED, 1, "restored", "new_tokens_lens", [1]),
+    _at("acceptance-in-range", MIXED, 2, "updated", "py_rewind_len", _put(1, 3)),
+    Mutation(
+        "acceptance-in-range",
+        MIXED,
+        lambda t: edit(
+            edit(t, 2, "updated", "py_rewind_len", _put(1, -1)),
+            2,
+            "updated",
+            "py_num_accepted_draft_tokens",
+            _put(1, 4),
+        ),
+        2,
+        "updated",
+        "py_rewind_len",
+    ),
+    _set("acceptance-follows-agreement", MIXED, 2, "verified", "num_accepted_tokens", [1, 1]),
+    _at("acceptance-follows-agreement", MIXED, 2, "updated", "py_num_accepted_draft_tokens", _put(0, 2)),
+    _set("acceptance-follows-agreement", STARTED, 3, "restored", "new_tokens_lens", [4, 1]),
+    _set("oracle-drafter-accepts-all", MIXED, 2, "verified", "num_accepted_tokens", [3, 3]),
+    _set("oracle-drafter-accepts-all", STARTED, 3, "restored", "new_tokens_lens", [3, 2]),
+    _at("acceptance-equals-reference", MIXED, 2, "verified", "accepted_tokens", _swap),
+    _at("acceptance-equals-reference", MIXED, 2, "restored", "new_tokens", _swap),
+    _at("drafts-equal-reference", MIXED, 2, "restored", "next_draft_tokens", _swap),
+    _at("new-tokens-plumbed", MIXED, 2, "restored", "next_new_tokens", _swap),
+    _at("new-tokens-plumbed", MIXED, 2, "restored", "new_tokens", _swap),
+    _at("new-tokens-plumbed", MIXED, 2, "restored", "new_tokens_lens", _bump(0)),
+    _at("new-tokens-plumbed", STARTED, 3, "restored", "next_new_tokens", _swap),
+]
+
+_KV_CACHE = [
+    _at("kv-ledger-balanced", MIXED, 2, "updated", "kv_tokens", _bump(0)),
+    _at("kv-ledger-balanced", MIXED, 2, "updated", "free_blocks", lambda n: n - 1),
+    _at("kv-ledger-balanced", MIXED, 2, "updated", "kv_blocks", _put(0, [0, 1])),
+    _at("kv-ledger-balanced", MIXED, 2, "updated", "kv_blocks", lambda b: {r: [7] * len(p) for r, p in b.items()}),
+    _at("kv-ledger-balanced", MIXED, 5, "updated", "free_blocks", lambda n: n - 4),
+    _at("kv-ledger-balanced", FAILING, 0, "failed", "free_blocks", lambda n: n - 4),
+    _set("kv-ledger-balanced", FAILING, 2, "failed", "kv_tokens", {0: 11}),
+    _at("tables-name-owned-pages", MIXED, 2, "prepared", "kv_cache_block_offsets", _swap),
+    _at("tables-name-owned-pages", MIXED, 2, "prepared", "kv_cache_block_offsets", lambda t: [t[0][:-1], t[1]]),
+    _at("tables-name-owned-pages", MIXED, 0, "prepared", "kv_cache_block_offsets", lambda t: [t[1], t[1]]),
+    _at("tables-name-owned-pages", MIXED, 0, "prepared", "kv_cache_block_offsets", lambda t: [t[0][::-1], t[1]]),
+    _at("kv-ledger-equals-reference", MIXED, 2, "updated", "kv_tokens", _bump(1)),
+    _at("kv-ledger-equals-reference", FAILING, 0, "failed", "free_blocks", lambda n: n - 1),
+    _at("kv-content-equals-reference", MIXED, 2, "updated", "draft_kv", _put(0, [0])),
+    _at("kv-content-equals-reference", MIXED, 2, "updated", "target_kv", lambda kv: {0: kv[1], 1: kv[0]}),
+]
+
+_OUTPUT = [
+    _at("output-lossless", MIXED, 2, "updated", "emitted", lambda e: {**e, 1: [*e[1][:-1], 3]}),
+    _at("output-lossless", STARTED, 3, "updated", "emitted", lambda e: {0: e[1], 1: e[0]}),
+    _at("emitted-follows-acceptance", MIXED, 2, "updated", "emitted", lambda e: {**e, 1: e[1][:-1]}),
+    _set("emitted-follows-acceptance", MIXED, 0, "updated", "emitted", {0: [5], 1: [7]}),
+]
+
+_RELATIONS = [
+    _set("next-step-equals-never-failed-twin", FAILING, 1, "prepared", "use_spec_decoding", False),
+    _at("next-step-equals-never-failed-twin", FAILING, 3, "updated", "free_blocks", lambda n: n - 1),
+    _whole("next-step-equals-never-failed-twin", FAILING, 3, outcome="fatal"),
+    _at("replay-equals-eager", STARTED, 3, "restored", "kv_lens_cuda", _bump(0)),
+    _at("replay-equals-eager", STARTED, 3, "updated", "target_kv", _put(0, [0])),
+    _set("startup-leaves-no-trace", STARTED, 2, "prepared", "all_rank_num_tokens", [13]),
+    _at("batch-equals-requests-alone", MIXED, 2, "updated", "emitted", lambda e: {**e, 1: e[1][:-1]}),
+    _at("batch-equals-requests-alone", MIXED, 1, "updated", "draft_kv", _put(0, [0])),
+    _at("row-order-does-not-matter", MIXED, 2, "updated", "py_rewind_len", _put(0, 1)),
+    _at("chunked-equals-one-shot", MIXED, 1, "updated", "draft_kv", _put(1, [0])),
+    _at("chunked-equals-one-shot", MIXED, 6, "updated", "emitted", _put(1, [])),
+]  # fmt: skip
+
+MUTATIONS = [*_LIFECYCLE, *_COUNTERS, *_KV_LENS, *_ROWS, *_ACCEPTANCE, *_KV_CACHE, *_OUTPUT, *_RELATIONS]

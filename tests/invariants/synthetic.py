@@ -1,0 +1,123 @@
+"""A pretend engine: the oracle's trace, dressed with what only an engine has (objects, pages, exceptions).
+
+It is right by construction, so that each invariant holds on it, and plain data, so that a test can falsify one
+field and ask whether the invariant notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import reference
+from scenarios import Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, walk
+
+
+class Pages:
+    """Hands out the lowest free pages."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._free = list(range(count))
+        self._size = size
+        self.owned: dict[int, list[int]] = {}
+
+    def grow(self, pages: list[int], tokens: int) -> list[int]:
+        """``pages`` and as many more as ``tokens`` need."""
+        while len(pages) * self._size < tokens:
+            pages.append(self._free.pop(0))
+        return pages
+
+    def shrink(self, pages: list[int], tokens: int) -> None:
+        """Release what ``tokens`` do not need."""
+        while (len(pages) - 1) * self._size >= tokens:
+            self._free.append(pages.pop())
+
+
+@cache
+def dressed(scenario: Scenario) -> Trace:
+    """What a right engine would show."""
+    config = scenario.config
+    pages = Pages(config.num_blocks, config.tokens_per_block)
+    expected = reference.trace(scenario)
+    steps = []
+    for (step, plans), taken in zip(walk(scenario), expected.steps, strict=False):
+        tables = [pages.grow(pages.owned.setdefault(p.request, []) if p.request is not None else [], p.granted)
+                  for p in plans]  # fmt: skip
+        prepared = {"kv_cache_block_offsets": [list(table) for table in tables]}
+        _release(pages, step, plans, tables, taken)
+        blocks = {request: list(owned) for request, owned in pages.owned.items()}
+        for request in step.finish:
+            pages.shrink(pages.owned.pop(request), 0)
+        steps.append(_dress_step(step, taken, prepared, blocks))
+    classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
+    return Trace("synthetic", "cpu", tuple(steps), classes)
+
+
+def _release(pages: Pages, step: Step, plans: list[RowPlan], tables: list[list[int]], taken: StepTrace) -> None:
+    if taken.outcome != "ok":
+        for request in list(pages.owned):
+            pages.shrink(pages.owned.pop(request), 0)
+    held = next(s for s in taken.substeps if s.name == "updated")["kv_tokens"]
+    for plan, table in zip(plans, tables, strict=True):
+        if plan.request is None:
+            pages.shrink(table, 0)
+        elif taken.outcome == "ok":
+            pages.shrink(table, held[plan.request])
+
+
+def _dress_step(step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[int, list[int]]) -> StepTrace:
+    graph = step.phase in (Phase.CAPTURE, Phase.REPLAY)
+    owner = f"graph{len(step.rows), step.draft_len}" if graph else f"step{taken.index}"
+    objects = {"_seq_lens": f"{owner}.lens", "_seq_lens_cuda": f"{owner}.cuda", "kv_lens_cuda": "kv"}
+    parallel = taken.find("draft[1]") is None
+    # A failing step gets as far as its second draft call, or the only one of a parallel drafter, which then
+    # completes its rewind.
+    last = "draft[0]" if parallel else "draft[1]"
+    kv_after = taken.find("restored" if parallel else last)
+    substeps = []
+    cut = False
+    for substep in taken.substeps:
+        fields = dict(substep.fields)
+        name = substep.name
+        if "_seq_lens" in fields:
+            fields["identity"] = {**objects, **{f: f"clone of {f}" for f in fields["_saved_tensors"]}}
+        if name == "prepared":
+            fields |= prepared
+        if name in ("updated", "failed") and "kv_tokens" in fields:
+            fields["kv_blocks"] = blocks
+        if name == "failed":
+            assert kv_after is not None
+            fields |= {
+                "kv_lens_cuda": kv_after["kv_lens_cuda"],
+                "exception": "InjectedOutOfMemory",
+                "message": "out of memory",
+            }
+        if not cut or name == "failed":
+            substeps.append(Substep(name, substep.run, substep.phase, fields))
+        cut = cut or (step.fault is not None and name == last)
+    return replace(taken, substeps=tuple(substeps))
+
+
+def edit_step(trace: Trace, index: int, **changes: Any) -> Trace:
+    """``trace`` with other values in one ``StepTrace``."""
+    steps = list(trace.steps)
+    steps[index] = replace(steps[index], **changes)
+    return replace(trace, steps=tuple(steps))
+
+
+def edit(trace: Trace, index: int, substep: str, field: str, change: Callable[[Any], Any], run: int = 0) -> Trace:
+    """``trace`` with one field changed; ``change`` is given the value, a fresh copy of lists and objects."""
+    found = trace.steps[index].find(substep, run)
+    assert found is not None
+    assert field in found, f"{substep} has no {field}"
+    changed = replace(found, fields={**found.fields, field: change(_copy(found[field]))})
+    substeps = tuple(changed if s is found else s for s in trace.steps[index].substeps)
+    return edit_step(trace, index, substeps=substeps)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copy(v) for v in value]
+    return {k: _copy(v) for k, v in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,100 @@
+"""Every invariant holds where it should and fails where it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import reference
+from invariants import Predicate, all_invariants, verify
+from scenarios import FIELDS, WORKERS, Scenario, Trace
+from tests.invariants.cases import failing, served, started_up
+from tests.invariants.mutations import MUTATIONS, Mutation
+from tests.invariants.synthetic import dressed
+
+CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
+
+
+def _run(mutation: Mutation, scenario: Scenario) -> Trace:
+    """A right engine, but for the scenario under test; twins are run rightly."""
+    trace = dressed(scenario)
+    return mutation.falsify(trace) if scenario == mutation.scenario else trace
+
+
+@pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
+def test_all_hold_on_a_right_engine(scenario: Scenario) -> None:
+    verdict = verify(scenario, dressed)
+    assert verdict.violations == ()
+    assert all(reached == held for reached, held in verdict.counts.values())
+
+
+@pytest.mark.parametrize("slug", [i.slug for i in all_invariants()])
+def test_each_is_reached_and_can_fail(slug: str) -> None:
+    verdicts = [verify(scenario, dressed, only=[slug]) for scenario in CASES]
+    assert sum(verdict.counts[slug][0] for verdict in verdicts) > 0
+    assert any(mutation.slug == slug for mutation in MUTATIONS)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_each_notices_what_is_falsified(mutation: Mutation) -> None:
+    slug = mutation.slug
+    clean = verify(mutation.scenario, dressed, only=[slug])
+    assert clean.counts[slug][0] > 0
+    assert not clean.violations
+    verdict = verify(mutation.scenario, lambda scenario: _run(mutation, scenario), only=[slug])
+    reached, held = verdict.counts[slug]
+    assert reached - held == len(verdict.violations) > 0
+    places = [(v.step, v.substep, v.run, v.field) for v in verdict.violations]
+    assert (mutation.step, mutation.substep, mutation.run, mutation.field) in places
+    assert all(v.invariant == slug and v.message for v in verdict.violations)
+
+
+class _Watched(Mapping[str, Any]):
+    """Fields that remember which of them were looked at."""
+
+    def __init__(self, fields: Mapping[str, Any], read: set[str]) -> None:
+        self._fields, self._read = fields, read
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(name)
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+@pytest.mark.parametrize("invariant", [i for i in all_invariants() if isinstance(i, Predicate)], ids=lambda i: i.slug)
+def test_each_declares_what_it_reads(invariant: Predicate) -> None:
+    read: set[str] = set()
+    for scenario in CASES:
+        steps = tuple(
+            replace(step, substeps=tuple(replace(s, fields=_Watched(s.fields, read)) for s in step.substeps))
+            for step in dressed(scenario).steps
+        )
+        trace = replace(dressed(scenario), steps=steps)
+        verify(scenario, lambda _, trace=trace: trace, only=[invariant.slug])  # type: ignore[misc]
+    assert read <= set(invariant.reads)
+    assert set(invariant.reads) <= set(FIELDS)
+
+
+@pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
+def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
+    bare = [
+        replace(step, substeps=tuple(replace(s, fields={}) for s in step.substeps)) for step in dressed(scenario).steps
+    ]
+    trace = Trace("blind", "cpu", tuple(bare))
+    verdict = verify(scenario, lambda _: trace, relations=False)
+    steps_only = {"steps-complete", "run-complete", "substeps-in-order", "fault-surfaces"}
+    assert {slug for slug, (reached, _) in verdict.counts.items() if reached} <= steps_only
+    assert verdict.violations == ()
+
+
+def test_the_reference_satisfies_every_invariant_itself() -> None:
+    for scenario in CASES:
+        assert verify(scenario, reference.trace).violations == ()
