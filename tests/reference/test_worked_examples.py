@@ -1,0 +1,342 @@
+"""The oracle against examples worked out by hand or by running upstream's classes.
+
+The layout of most of them: one context of 5 tokens, two generations with 10 and 20 cached tokens, K = 3, of which
+the target accepts 3 and 2 tokens.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from reference import trace
+from reference.acceptance import accepted
+from reference.attention_metadata import metadata
+from reference.batch import Row
+from reference.history import Text
+from reference.workers.linear import shifted
+from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, StepTrace, Substep, check
+from scenarios.tracer import EMPTY, MASK_TOKEN, PAD_TOKEN, entry
+
+EAGLE3, MTP_EAGLE, DRAFT_TARGET, PARD = WORKERS
+LINEAR = [EAGLE3, MTP_EAGLE, DRAFT_TARGET]
+ALL = [*LINEAR, PARD]
+
+
+def last_step(config: Config, requests: tuple[Request, ...], *steps: Step) -> StepTrace:
+    """What the oracle says of the last of these steps."""
+    return trace(check(Scenario(config=config, requests=requests, steps=steps))).steps[-1]
+
+
+def serve(
+    worker: str,
+    *,
+    contexts: tuple[int, ...] = (5,),
+    past: tuple[int, ...] = (10, 20),
+    acc: tuple[int, ...] = (3, 2),
+    draft_len: int = 3,
+    max_draft_len: int | None = None,
+) -> StepTrace:
+    """One eager step with contexts of these prompts and generations of these cached and accepted lengths."""
+    config = Config(worker=worker, max_draft_len=max_draft_len or draft_len)
+    first_draft_len = max(draft_len, config.traits.min_draft_len)
+    # A context of a parallel drafter gets no drafts, so its generations take one more step to have some.
+    ahead = 1 if config.traits.parallel else 0
+    ids = range(len(contexts), len(contexts) + len(past))
+    requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(contexts))
+    requests += tuple(Request(id=i, prompt_len=n - ahead) for i, n in zip(ids, past, strict=True))
+    agreed = [n - 1 for n in acc]
+    rows = [
+        Context(request=i, chunk=n - ahead, agree=0 if ahead else a) for i, n, a in zip(ids, past, agreed, strict=True)
+    ]
+    steps = [Step(draft_len=first_draft_len, contexts=tuple(rows))] if rows else []
+    if ahead and rows:
+        drafting = tuple(Generation(request=i, agree=a) for i, a in zip(ids, agreed, strict=True))
+        steps.append(Step(draft_len=first_draft_len, generations=drafting))
+    served = Step(
+        draft_len=draft_len,
+        contexts=tuple(Context(request=i, chunk=n) for i, n in enumerate(contexts)),
+        generations=tuple(Generation(request=i) for i in ids),
+    )
+    return last_step(config, requests, *steps, served)
+
+
+def at(step: StepTrace, name: str, run: int = 0) -> Substep:
+    substep = step.find(name, run)
+    assert substep is not None, name
+    return substep
+
+
+def counters(substep: Substep) -> list[int]:
+    return [substep[name] for name in ("num_contexts", "num_ctx_tokens", "num_generations", "num_tokens")]
+
+
+@pytest.mark.parametrize("worker", LINEAR)
+def test_lengths_in_the_linear_loop(worker: str) -> None:
+    step = serve(worker)
+    assert [s["kv_lens_cuda"] for s in step.named("draft")] == [[5, 14, 24], [6, 14, 23], [7, 15, 24]]
+    assert at(step, "restored")["kv_lens_cuda"] == [8, 16, 25]
+    assert at(step, "verified")["num_accepted_tokens"] == [1, 3, 2]
+    for substep in step.named("prepared", "entered", "verified", "saved", "draft[0]"):
+        assert (substep["_seq_lens"], counters(substep)) == ([5, 4, 4], [1, 5, 2, 13])
+        assert (substep["use_spec_decoding"], substep["host_request_types"]) == (True, [0, 1, 1])
+    for substep in (at(step, "draft[1]"), at(step, "draft[2]")):
+        assert (substep["_seq_lens_cuda"], counters(substep)) == ([1, 1, 1], [0, 0, 3, 3])
+        assert (substep["use_spec_decoding"], substep["host_request_types"]) == (False, [1, 1, 1])
+        assert substep["_saved_tensors"] == ["_seq_lens", "_seq_lens_cuda"]
+
+
+@pytest.mark.parametrize("worker", LINEAR)
+def test_positions_in_the_linear_loop(worker: str) -> None:
+    step = serve(worker)
+    target = [*range(5), *range(10, 14), *range(20, 24)]
+    assert [s["position_ids"] for s in step.named("draft")] == [target, [5, 13, 22], [6, 14, 23]]
+
+
+@pytest.mark.parametrize("worker", ALL)
+def test_the_worker_leaves_the_metadata_as_it_found_it(worker: str) -> None:
+    step = serve(worker)
+    before, after = at(step, "entered"), at(step, "restored")
+    names = set(before.fields) - {"kv_lens_cuda"}
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
+    assert after["_saved_tensors"] == []
+
+
+def test_pard_drafts_in_one_call_one_position_ahead() -> None:
+    step = serve(PARD)
+    assert at(step, "prepared")["kv_lens_cuda"] == at(step, "saved")["kv_lens_cuda"] == [5, 16, 26]
+    (call,) = step.named("draft")
+    assert call["kv_lens_cuda"] == [5, 17, 27]
+    assert (call["_seq_lens"], counters(call), call["use_spec_decoding"]) == ([5, 6, 6], [1, 5, 2, 17], True)
+    assert call["position_ids"] == [*range(5), *range(11, 17), *range(21, 27)]
+    first, second = at(step, "verified")["accepted_tokens"][1:]
+    assert (len(first), len(second)) == (3, 2)
+    assert call["input_ids"][:5] == at(step, "prepared")["input_ids"][:5]
+    assert call["input_ids"][5:] == [*first, *[MASK_TOKEN] * 3, *second, *[MASK_TOKEN] * 4]
+    assert at(step, "restored")["kv_lens_cuda"] == [5, 19, 28]
+
+
+def test_a_prompt_of_pard_gets_no_drafts() -> None:
+    next_drafts = at(serve(PARD), "restored")["next_draft_tokens"]
+    assert next_drafts[0] == [PAD_TOKEN] * 5
+    assert [drafts[3:] for drafts in next_drafts[1:]] == [[PAD_TOKEN] * 2] * 2
+    assert PAD_TOKEN not in next_drafts[1][:3]
+
+
+@pytest.mark.parametrize(
+    ("worker", "kv0", "after_warmup", "after_capture", "saved"),
+    [
+        (EAGLE3, [14, 24], [16, 25], [16, 25], 2),
+        (MTP_EAGLE, [14, 24], [16, 25], [16, 25], 2),
+        (DRAFT_TARGET, [14, 24], [14, 24], [16, 25], 3),
+        (PARD, [16, 26], [16, 26], [19, 28], 3),
+    ],
+)
+def test_lengths_after_each_forward_of_a_capture(
+    worker: str, kv0: list[int], after_warmup: list[int], after_capture: list[int], saved: int
+) -> None:
+    dummies = (Generation(request=None, past=10, accept=3), Generation(request=None, past=20, accept=2))
+    capture = Step(phase=Phase.CAPTURE, draft_len=3, generations=dummies)
+    step = last_step(Config(worker=worker, max_draft_len=3), (), capture)
+    phases = ["graph_warmup", "graph_warmup", "capture"]
+    assert [s.phase for s in step.named("entered")] == phases
+    assert [s["kv_lens_cuda"] for s in step.named("entered")] == [kv0] * 3
+    assert [at(step, "verified", run)["num_accepted_tokens"] for run in range(3)] == [[3, 2]] * 3
+    assert [s["kv_lens_cuda"] for s in step.named("restored")] == [after_warmup, after_warmup, after_capture]
+    assert [len(s["_saved_tensors"]) for s in step.named("saved")] == [saved, saved, 2]
+
+
+@pytest.mark.parametrize("worker", LINEAR)
+def test_contexts_only(worker: str) -> None:
+    step = serve(worker, contexts=(3, 2), past=(), acc=())
+    assert at(step, "prepared")["kv_lens_cuda"] == [3, 2]
+    assert at(step, "prepared")["gather_ids"] == [2, 4]
+    assert at(step, "restored")["kv_lens_cuda"] == [6, 5]
+    assert [len(drafts) for drafts in at(step, "restored")["next_draft_tokens"]] == [3, 3]
+
+
+def test_contexts_only_with_a_parallel_drafter() -> None:
+    step = serve(PARD, contexts=(3, 2), past=(), acc=())
+    (call,) = step.named("draft")
+    prepared, restored = at(step, "prepared"), at(step, "restored")
+    assert call["input_ids"] == prepared["input_ids"]
+    assert call["kv_lens_cuda"] == restored["kv_lens_cuda"] == [3, 2]
+    assert restored["next_draft_tokens"] == [[PAD_TOKEN] * 5] * 2
+
+
+@pytest.mark.parametrize(
+    ("worker", "kv0", "after"), [(EAGLE3, [8, 14, 24], [8, 17, 25]), (PARD, [10, 16, 26], [11, 20, 28])]
+)
+def test_generations_only(worker: str, kv0: list[int], after: list[int]) -> None:
+    step = serve(worker, contexts=(), past=(4, 10, 20), acc=(1, 4, 2))
+    prepared = at(step, "prepared")
+    assert prepared["kv_lens_cuda"] == kv0
+    assert prepared["gather_ids"] == list(range(3 * prepared["runtime_tokens_per_gen_step"]))
+    assert prepared["host_total_kv_lens"] == [0, sum(kv0)]
+    assert at(step, "restored")["kv_lens_cuda"] == after
+
+
+@pytest.mark.parametrize("worker", LINEAR)
+def test_draft_length_zero_only_ingests(worker: str) -> None:
+    step = serve(worker, acc=(1, 1), draft_len=0, max_draft_len=3)
+    assert [s.name for s in step.substeps] == ["prepared", "entered", "draft[0]", "restored", "updated"]
+    prepared, call, restored = at(step, "prepared"), at(step, "draft[0]"), at(step, "restored")
+    metadata_names = set(at(step, "entered").fields)
+    assert all(prepared[name] == call[name] == restored[name] for name in metadata_names)
+    tokens = [new for (new,) in restored["new_tokens"]]
+    assert call["input_ids"][-3:] == tokens
+    assert restored["new_tokens_lens"] == [1, 1, 1]
+    assert restored["next_draft_tokens"] == [[], [], []]
+    assert restored["next_new_tokens"] == [[token] for token in tokens]
+
+
+def test_counters() -> None:
+    step = serve(EAGLE3, contexts=(4,), past=(9, 20), acc=(1, 1), draft_len=0, max_draft_len=3)
+    prepared = at(step, "prepared")
+    assert counters(prepared) == [1, 4, 2, 6]
+    assert prepared["kv_lens_cuda"] == prepared["kv_lens_runtime"] == [4, 10, 21]
+    assert prepared["kv_lens"] == [6, 12, 23]
+    assert prepared["host_total_kv_lens"] == [4, 31]
+    assert prepared["host_request_types"] == [0, 1, 1]
+    assert prepared["prompt_lens_cpu"] == prepared["prompt_lens_cuda"] == [4, 9, 20]
+
+
+def test_counters_follow_from_lengths_and_contexts() -> None:
+    drafting = metadata([1, 1, 1], [5, 11, 22], 0)
+    assert [drafting[name] for name in ("num_ctx_tokens", "num_generations", "num_tokens")] == [0, 3, 3]
+    half_done = metadata([1, 1, 1], [5, 11, 22], 1)
+    assert [half_done[name] for name in ("num_ctx_tokens", "num_generations", "num_tokens")] == [1, 2, 3]
+
+
+def test_layout() -> None:
+    prepared = at(serve(EAGLE3), "prepared")
+    assert prepared["_seq_lens"] == [5, 4, 4]
+    assert prepared["position_ids"] == [*range(5), *range(10, 14), *range(20, 24)]
+    assert prepared["gather_ids"] == list(range(4, 13))
+    assert prepared["kv_lens_cuda"] == [5, 14, 24]
+    assert (prepared["runtime_draft_len"], prepared["runtime_tokens_per_gen_step"]) == (3, 4)
+    assert prepared["request_ids"] == [0, 1, 2]
+    assert prepared["draft_tokens"] == prepared["input_ids"][6:9] + prepared["input_ids"][10:13]
+
+
+def test_draft_loop_past_10_accepted_2() -> None:
+    step = serve(MTP_EAGLE, past=(10,), acc=(2,))
+    assert [s["kv_lens_cuda"] for s in step.named("draft")] == [[5, 14], [6, 13], [7, 14]]
+    assert at(step, "restored")["kv_lens_cuda"] == [8, 15]
+
+
+@pytest.mark.parametrize(("acc", "tokens", "pages"), [(1, 16, 4), (2, 17, 5), (4, 19, 5)])
+def test_rewind(acc: int, tokens: int, pages: int) -> None:
+    step = serve(EAGLE3, contexts=(), past=(10,), acc=(acc,))
+    updated = at(step, "updated")
+    assert updated["py_num_accepted_draft_tokens"] == {0: acc - 1}
+    assert updated["py_rewind_len"] == {0: 4 - acc}
+    # Before the step: 10 prompt tokens, K - 1 extra ones and room for 3 drafts.
+    assert updated["kv_tokens"] == {0: tokens}
+    assert updated["free_blocks"] == 64 - pages
+
+
+def test_a_dummy_of_graph_capture() -> None:
+    dummy = Generation(request=None, past=3)
+    capture = Step(phase=Phase.CAPTURE, draft_len=3, generations=(dummy,))
+    prepared = at(last_step(Config(worker=EAGLE3, max_draft_len=3), (), capture), "prepared")
+    assert (prepared["_seq_lens"], prepared["kv_lens_cuda"], prepared["kv_lens"]) == ([4], [7], [9])
+    assert prepared["prompt_lens_cpu"] == [3]
+    assert prepared["request_ids"] == [None]
+
+
+def test_acceptance_stops_at_the_first_difference() -> None:
+    assert accepted([7, 8, 9], [7, 8, 5, 6]) == [7, 8, 5]
+    assert accepted([7, 8, 5], [7, 8, 5, 6]) == [7, 8, 5, 6]
+    assert accepted([1, 8, 5], [7, 8, 5, 6]) == [7]
+    assert accepted([], [7]) == [7]
+
+
+def test_a_shifted_context_ends_with_the_token_after_it() -> None:
+    chunk = Row(0, True, Text([11, 12, 13, 14]), 4, 0, [11, 12, 13], 0, 0)
+    tail = Row(1, True, Text([20, 21, 22, 23]), 4, 1, [21, 22], 0, 0)
+    assert shifted(chunk) + shifted(tail) == [12, 13, 14, 22, 23]
+
+
+def test_the_next_step_starts_with_the_last_accepted_token() -> None:
+    restored = at(serve(EAGLE3), "restored")
+    assert [len(row) for row in restored["new_tokens"]] == restored["new_tokens_lens"] == [1, 3, 2]
+    for accepted_row, drafts, tokens in zip(
+        restored["new_tokens"], restored["next_draft_tokens"], restored["next_new_tokens"], strict=True
+    ):
+        assert tokens == [accepted_row[-1], *drafts]
+
+
+@pytest.mark.parametrize(
+    ("worker", "draft_lens", "kinds"),
+    [
+        (EAGLE3, (3, 1), "d"),
+        (EAGLE3, (1, 3), "dpp"),
+        (EAGLE3, (0, 2), "pp"),
+        (PARD, (3, 1), "d"),
+        (PARD, (1, 3), "dpppp"),
+        (PARD, (3, 2), "ddp"),
+        (PARD, (3, 3), "dddpp"),
+    ],
+)
+def test_drafts_are_cut_or_padded_when_the_draft_length_changes(
+    worker: str, draft_lens: tuple[int, int], kinds: str
+) -> None:
+    before, now = draft_lens
+    generation = (Generation(request=0),)
+    made = Step(draft_len=before, generations=generation)
+    steps = [
+        Step(draft_len=before, contexts=(Context(request=0, chunk=4),)),
+        made,
+        Step(draft_len=now, generations=generation),
+    ]
+    scenario = check(
+        Scenario(
+            config=Config(worker=worker, max_draft_len=3), requests=(Request(id=0, prompt_len=4),), steps=tuple(steps)
+        )
+    )
+    _, first, second = trace(scenario).steps
+    drafts = at(second, "prepared")["draft_tokens"]
+    real = kinds.count("d")
+    assert ["p" if token == PAD_TOKEN else "d" for token in drafts] == list(kinds)
+    assert drafts[:real] == at(first, "restored")["next_draft_tokens"][0][:real]
+
+
+def test_a_chunked_prompt_is_shifted_across_its_chunks() -> None:
+    config = Config(worker=EAGLE3, max_draft_len=2)
+    requests = (Request(id=0, prompt_len=5),)
+    steps = [Step(draft_len=2, contexts=(Context(request=0, chunk=n),)) for n in (2, 3)]
+    first, second = trace(check(Scenario(config=config, requests=requests, steps=tuple(steps)))).steps
+    head, tail = at(first, "prepared")["input_ids"], at(second, "prepared")["input_ids"]
+    assert at(second, "prepared")["position_ids"] == [2, 3, 4]
+    assert at(second, "prepared")["kv_lens_cuda"] == [5]
+    assert at(second, "prepared")["prompt_lens_cpu"] == [3]
+    assert at(first, "draft[0]")["input_ids"] == [head[1], tail[0]]
+    # What the target samples in the middle of a prompt is reported by the worker and given to nobody.
+    (sampled,) = at(first, "restored")["new_tokens"][0]
+    assert sampled != tail[0]
+    assert at(first, "updated")["emitted"] == {0: []}
+    assert at(second, "updated")["emitted"] == {0: at(second, "restored")["new_tokens"][0]}
+    assert at(first, "updated")["kv_tokens"] == at(second, "updated")["kv_tokens"] == {0: 5 + 1 + 2}
+
+
+def test_the_caches_after_a_generation_step_of_eagle() -> None:
+    step = serve(EAGLE3, contexts=(), past=(10,), acc=(3,))
+    updated, accepted_row = at(step, "updated"), at(step, "verified")["accepted_tokens"][0]
+    slots = updated["draft_kv"][0]
+    assert len(slots) == len(updated["target_kv"][0]) == 13
+    assert slots[10:] == [entry(10 + j, token) for j, token in enumerate(accepted_row)]
+
+
+def test_pard_never_sees_the_first_generated_token() -> None:
+    updated = at(serve(PARD, contexts=(), past=(10,), acc=(3,)), "updated")
+    target, slots = updated["target_kv"][0], updated["draft_kv"][0]
+    assert slots[9] == EMPTY
+    assert slots[:9] + slots[10:] == target[:9] + target[10:]
+
+
+@pytest.mark.parametrize("worker", ALL)
+def test_hidden_states_are_fed_to_the_eagle_family_only(worker: str) -> None:
+    calls = list(serve(worker).named("draft"))
+    fed = worker in (EAGLE3, MTP_EAGLE)
+    assert all(("hidden_states" in call) == ("draft_all_rank_num_tokens" in call) == fed for call in calls)
+    assert all(len(call["hidden_states"]) == len(call["input_ids"]) for call in calls if fed)
