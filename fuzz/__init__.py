@@ -1,0 +1,1 @@
+"""Campaigns: search, execution, persistence, reports and the command line."""

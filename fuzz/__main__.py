@@ -1,0 +1,7 @@
+"""``python -m fuzz`` is ``specfuzz``."""
+
+from fuzz.cli import main
+
+# Spawned processes import this module under another name.
+if __name__ == "__main__":
+    main()

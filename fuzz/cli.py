@@ -1,0 +1,285 @@
+"""The command line: what can be written, and errors in one line."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import typer.core
+
+from scenarios import UsageError, closest
+
+PROGRAM: Final = "specfuzz"
+OWN: Final = "own"
+"""Stands for the defect that a file names itself."""
+_SEEDS: Final = 2**31
+
+
+class Commands(typer.core.TyperGroup):
+    """The group of all commands: an unknown one is answered with the closest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise UsageError(f"COMMAND: no command is called {args[0]!r}; {closest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+class OptionalBug(typer.core.TyperCommand):
+    """``--with-bug`` may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        filled: list[str] = []
+        for arg, after in zip(args, [*args[1:], None]):
+            filled.append(arg)
+            if arg == "--with-bug" and (after is None or after.startswith("-") or Path(after).is_file()):
+                filled.append(OWN)
+        return super().parse_args(ctx, filled)
+
+
+app = typer.Typer(
+    name=PROGRAM,
+    cls=Commands,
+    help="Hunts for departures of a speculative-decoding engine from its specification.",
+    epilog="Exit status: 0 nothing found; 1 findings; 2 usage, environment, or a run that proves nothing.",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+EngineOption = Annotated[str, typer.Option("--engine", help="portable, tensorrt_llm, or your own as module:Class.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+WorkerOption = Annotated[
+    list[str] | None, typer.Option("--worker", metavar="CLASS", help="Worker to test, repeatable. [default: all]")
+]
+InvariantOption = Annotated[
+    list[str] | None, typer.Option("--invariant", metavar="SLUG", help="Invariant to ask, repeatable. [default: all]")
+]
+FaultsOption = Annotated[
+    str, typer.Option("--faults", help="Where faults strike: seams, torch, lines, with commas; or none.")
+]
+DraftLenOption = Annotated[int | None, typer.Option("--max-draft-len", help="Largest max_draft_len. [default: 7]")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the search.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Processes to search with. [default: one per core, if there is work]")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report-dir", help="Folder in which to keep the report and the findings.")
+]
+
+
+@app.command()
+def run(
+    engine: EngineOption = "portable",
+    device: DeviceOption = "cpu",
+    worker: WorkerOption = None,
+    invariant: InvariantOption = None,
+    faults: FaultsOption = "seams",
+    max_draft_len: DraftLenOption = None,
+    seed: SeedOption = 0,
+    max_cases: Annotated[
+        int | None, typer.Option("--max-cases", help="Scenarios, shared by the workers. [default: 150 each]")
+    ] = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    report_dir: ReportOption = None,
+) -> int:
+    """Verify every worker in a bounded run that does the same each time: what CI calls."""
+    from fuzz import commands, options
+
+    target = options.target(
+        engine=engine,
+        device=device,
+        worker=worker,
+        invariant=invariant,
+        faults=faults,
+        max_draft_len=max_draft_len,
+        seed=seed,
+    )
+    if max_cases is not None:
+        options.at_least("--max-cases", max_cases, 1)
+    processes = options.processes(workers, len(target.workers))
+    output = commands.Output(as_json=as_json, report_dir=report_dir)
+    return commands.run(target, cases=max_cases, processes=processes, output=output)
+
+
+@app.command()
+def fuzz(
+    max_time: Annotated[str, typer.Option("--max-time", help="For instance 90s, 10m or 1h30m.")] = "10m",
+    engine: EngineOption = "portable",
+    device: DeviceOption = "cpu",
+    worker: WorkerOption = None,
+    invariant: InvariantOption = None,
+    faults: FaultsOption = "seams",
+    max_draft_len: DraftLenOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the search. [default: another each time]")] = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    report_dir: ReportOption = None,
+) -> int:
+    """Search until the time is over."""
+    from fuzz import commands, options
+
+    target = options.target(
+        engine=engine,
+        device=device,
+        worker=worker,
+        invariant=invariant,
+        faults=faults,
+        max_draft_len=max_draft_len,
+        seed=secrets.randbelow(_SEEDS) if seed is None else seed,
+    )
+    seconds = options.duration(max_time)
+    processes = options.processes(workers, os.cpu_count() or 1)
+    output = commands.Output(as_json=as_json, report_dir=report_dir)
+    return commands.fuzz(target, seconds=seconds, processes=processes, output=output)
+
+
+@app.command(cls=OptionalBug)
+def replay(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID|FILE]...", help="Findings or scenario files. [default: findings]")
+    ] = None,
+    with_bug: Annotated[
+        str | None,
+        typer.Option("--with-bug", metavar="[BUG]", help="Seed a defect; alone: the one that the file names."),
+    ] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="Engine to run on. [default: as found]")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda. [default: as found]")] = None,
+    invariant: InvariantOption = None,
+    as_json: JsonOption = False,
+    report_dir: ReportOption = None,
+) -> int:
+    """Run findings or scenario files again and say whether they hold."""
+    from fuzz import commands, options
+    from fuzz.store import Store
+
+    bug = None if with_bug in (None, OWN) else options.bug(str(with_bug), "--with-bug")
+    chosen = [
+        subject.on(engine, device, bug=bug, seed_bug=with_bug is not None)
+        for subject in commands.subjects(names or (), Store())
+    ]
+    output = commands.Output(as_json=as_json, report_dir=report_dir)
+    return commands.replay_all(chosen, invariants=options.invariants(invariant or ()), output=output)
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")],
+    as_json: JsonOption = False,
+) -> int:
+    """Show the failing step of a finding: what was expected beside what happened."""
+    from fuzz import commands
+    from fuzz.store import Store
+    from fuzz.subject import find_subject
+
+    return commands.replay_all([find_subject(name, Store())], invariants=(), output=commands.Output(as_json=as_json))
+
+
+@app.command()
+def museum(
+    bug: Annotated[
+        list[str] | None, typer.Option("--bug", metavar="ID", help="Seeded defect, repeatable. [default: all]")
+    ] = None,
+    faults: FaultsOption = "seams",
+    seed: SeedOption = 0,
+    max_cases: Annotated[int | None, typer.Option("--max-cases", help="Scenarios per defect. [default: 2000]")] = None,
+    workers: Annotated[int, typer.Option("--workers", help="Processes to search with.")] = 1,
+    as_json: JsonOption = False,
+    report_dir: ReportOption = None,
+) -> int:
+    """Hunt the seeded defects: 0 if all are found, 1 if one escapes."""
+    from fuzz import commands, options
+
+    bugs = options.bugs(bug or ())
+    if max_cases is not None:
+        options.at_least("--max-cases", max_cases, 1)
+    target = options.target(
+        engine="portable", device="cpu", worker=None, invariant=None, faults=faults, max_draft_len=None, seed=seed
+    )
+    output = commands.Output(as_json=as_json, report_dir=report_dir)
+    processes = options.processes(workers, len(bugs))
+    return commands.museum(target, bugs=bugs, cases=max_cases, processes=processes, output=output)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="workers, invariants, sites or bugs.")],
+    engine: EngineOption = "portable",
+    device: DeviceOption = "cpu",
+    worker: WorkerOption = None,
+    faults: FaultsOption = "seams",
+    as_json: JsonOption = False,
+) -> int:
+    """List what there is to choose from; --worker and --faults are for sites."""
+    from fuzz import commands, listing, options
+
+    target = options.target(
+        engine=engine, device=device, worker=worker, invariant=None, faults=faults, max_draft_len=None, seed=0
+    )
+    return commands.list_rows(listing.rows(what, target), commands.Output(as_json=as_json))
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> int:
+    """Say what this machine can test, and why not."""
+    from fuzz import commands
+
+    return commands.diagnose(commands.Output(as_json=as_json))
+
+
+@app.command()
+def gate(
+    base: Annotated[str | None, typer.Option("--base", help="Revision to compare with. [default: the fork]")] = None,
+) -> int:
+    """Judge a pull request: are the lines that it changes covered by tests?"""
+    from fuzz import gate as gates
+
+    result = gates.gate(base)
+    typer.echo(str(result))
+    return 0 if result.passed else 1
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point; ends the process with the exit status."""
+    sys.exit(invoke(sys.argv[1:] if argv is None else argv))
+
+
+def invoke(argv: Sequence[str]) -> int:
+    """Run one command line; returns the exit status. Errors are one line on standard error."""
+    try:
+        if not argv:
+            raise UsageError(f"COMMAND: is missing; write for instance `{PROGRAM} run`, or see `{PROGRAM} --help`")
+        return int(typer.main.get_command(app).main(list(argv), prog_name=PROGRAM, standalone_mode=False) or 0)
+    except UsageError as error:
+        message = str(error)
+    except BrokenPipeError:
+        # Whoever was reading has seen enough; nothing more can be said, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        message = _usage(error)
+    typer.echo(f"{PROGRAM}: {message}", err=True)
+    return 2
+
+
+def _usage(error: Any) -> str:
+    """Typer's objection to a command line, in one line."""
+    context = getattr(error, "ctx", None)
+    command = f"`{PROGRAM} {context.info_name}`" if context is not None and context.parent else f"`{PROGRAM}`"
+    option = getattr(error, "option_name", None)
+    if option is not None and context is not None:
+        known = [name for param in context.command.params for name in param.opts if name.startswith("--")]
+        return f"{option}: is not an option of {command}; {closest(option, known)}"
+    param = getattr(error, "param", None)
+    if param is not None:
+        option = param.opts[0] if param.param_type_name == "option" else param.metavar
+    text = (error.message[:1].lower() + error.message[1:].rstrip(".")) or "is missing"
+    return f"{option or command}: {text}; see `{PROGRAM} --help`"

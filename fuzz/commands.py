@@ -1,0 +1,213 @@
+"""The commands behind the command line: each prints one report and returns an exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import typer
+
+from fuzz import doctor, listing
+from fuzz.campaign import Lanes, campaign
+from fuzz.display import watch
+from fuzz.events import CampaignStarted, Event
+from fuzz.executors import Executor, InProcess, Spawned
+from fuzz.explain import Line, explain, scenario_lines
+from fuzz.files import write_text
+from fuzz.museum_report import MuseumSummary
+from fuzz.options import Target
+from fuzz.replay import Replay, replay
+from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary, table
+from fuzz.store import Store
+from fuzz.subject import Subject, find_subject, read_subject
+from fuzz.unit import Unit
+from invariants import all_invariants, find
+from scenarios import Finding, finding_to_json
+
+RUN_CASES: Final = 150
+"""Scenarios of each worker in a bounded run."""
+BUG_CASES: Final = 2000
+"""Scenarios after which a seeded defect counts as not found."""
+UNIT_CASES: Final = 1000
+"""Most scenarios of one unit in a campaign that ends by time."""
+SHARES: Final = 4
+"""Units that each lane of such a campaign gets at least, so that no worker waits long for its turn."""
+SHORTEST: Final = 0.5
+LONGEST: Final = 30.0
+"""Seconds of such a unit, at the least and at the most."""
+_SEED_OF_REPLICA: Final = 101
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where results go: a person or a program at standard output, and a folder for a build to keep."""
+
+    as_json: bool = False
+    report_dir: Path | None = None
+
+    def write(self, document: Any, lines: Iterable[Line | str], findings: Sequence[Finding] = ()) -> None:
+        """Print one of the two; keep both in the folder, as report.json and report.txt, and the findings."""
+        page = [line if isinstance(line, Line) else Line(line) for line in lines]
+        text = json.dumps(document, indent=1)
+        if self.as_json:
+            typer.echo(text)
+        else:
+            for line in page:
+                typer.secho(line.text, bold=line.marked, fg=typer.colors.RED if line.marked else None)
+        if self.report_dir is not None:
+            self._keep("report.json", text)
+            self._keep("report.txt", "\n".join(line.text for line in page))
+            for finding in findings:
+                self._keep(f"findings/{finding.id}.json", json.dumps(finding_to_json(finding), indent=1))
+
+    def _keep(self, name: str, text: str) -> None:
+        assert self.report_dir is not None
+        write_text(self.report_dir / name, text + "\n", "--report-dir")
+
+
+class Listener(Protocol):
+    """Adds up the events of a campaign."""
+
+    interrupted: list[str]
+
+    def feed(self, event: Event) -> None:
+        """Take note of an event."""
+        ...
+
+
+def run(target: Target, *, cases: int | None, processes: int, output: Output) -> int:
+    """A bounded campaign: the same scenarios every time."""
+    each = RUN_CASES if cases is None else -(-cases // len(target.workers))
+    plan = Lanes([_unit(target, worker, each) for worker in target.workers], cases=each)
+    start = _start("run", target, cases=each * len(target.workers))
+    return _report(target, start, plan, processes, output)
+
+
+def fuzz(target: Target, *, seconds: float, processes: int, output: Output) -> int:
+    """A campaign that ends by time."""
+    replicas = -(-processes // len(target.workers))
+    share = seconds * processes / (replicas * len(target.workers) * SHARES)
+    units = [
+        _unit(target, worker, UNIT_CASES, replica, max_seconds=min(max(share, SHORTEST), LONGEST))
+        for replica in range(replicas)
+        for worker in target.workers
+    ]
+    start = _start("fuzz", target, seconds=seconds)
+    return _report(target, start, Lanes(units, seconds=seconds), processes, output)
+
+
+def museum(target: Target, *, bugs: Sequence[str], cases: int | None, processes: int, output: Output) -> int:
+    """Hunt each seeded defect until it is found; ``FINDINGS`` if one escapes."""
+    from museum import BUGS
+
+    budget = cases or BUG_CASES
+    units = [_unit(target, BUGS[id].worker, budget, bug=id, first=True) for id in bugs]
+    summary = MuseumSummary([BUGS[id] for id in bugs])
+    start = _start("museum", target, cases=budget * len(bugs))
+    _hunt(start, Lanes(units, cases=budget), processes, summary)
+    output.write(summary.to_json(), summary.lines(), [event.finding for event in summary.found.values()])
+    return summary.status
+
+
+def replay_all(subjects: Sequence[Subject], *, invariants: tuple[str, ...], output: Output) -> int:
+    """Run each again. A finding that is gone holds; an unsound run outweighs nothing that was found."""
+    replays = [replay(subject, only=invariants) for subject in subjects]
+    failed = sum(bool(done.violations) for done in replays)
+    document = {"total": len(replays), "failed": failed, "results": [done.to_json() for done in replays]}
+    lines = [line for done in replays for line in _replay_lines(done)]
+    output.write(document, lines or ["no findings are stored; name a scenario file, or run `specfuzz run` first"])
+    if failed:
+        return FINDINGS
+    sound = replays and all(done.unsound is None for done in replays)
+    return NOTHING_FOUND if sound else ERROR
+
+
+def subjects(names: Sequence[str], store: Store) -> list[Subject]:
+    """What is named, or else every finding in the engine as it is."""
+    if names:
+        return [find_subject(name, store) for name in names]
+    return [read_subject(path, path.stem) for path in store.findings()]
+
+
+def list_rows(rows: listing.Rows, output: Output) -> int:
+    """Print what there is to choose from."""
+    width = max((len(row["name"]) for row in rows), default=0)
+    output.write(rows, (f"{row['name'].ljust(width)}  {row['summary']}" for row in rows))
+    return NOTHING_FOUND
+
+
+def diagnose(output: Output) -> int:
+    """Print what this machine can test."""
+    rows = doctor.diagnose(Store())
+    output.write(rows, table(("", "", ""), [(r["name"], "yes" if r["ok"] else "no", r["summary"]) for r in rows]))
+    return NOTHING_FOUND if doctor.can_test(rows) else ERROR
+
+
+def _unit(target: Target, worker: str, cases: int, replica: int = 0, **options: Any) -> Unit:
+    return Unit(
+        engine=target.engine,
+        device=target.device,
+        worker=worker,
+        seed=target.seed + _SEED_OF_REPLICA * replica,
+        max_cases=cases,
+        faults=target.faults,
+        invariants=target.invariants,
+        max_draft_len=target.max_draft_len,
+        **options,
+    )
+
+
+def _start(command: str, target: Target, *, cases: int | None = None, seconds: float | None = None) -> CampaignStarted:
+    return CampaignStarted(
+        command=command,
+        engine=target.engine,
+        device=target.device,
+        workers=target.workers,
+        seed=target.seed,
+        cases=cases,
+        seconds=seconds,
+    )
+
+
+def _hunt(start: CampaignStarted, plan: Lanes, processes: int, listener: Listener) -> None:
+    """Run a campaign; Ctrl-C ends it early, and what it has found so far stands."""
+    store = Store()
+    store.prepare()
+    listener.interrupted += map(str, store.take_interrupted())
+    executor: Executor = InProcess(store.running) if processes == 1 else Spawned(processes, store.running)
+    events = watch(store.record(campaign(start, plan, executor)))
+    try:
+        with closing(events):
+            for event in events:
+                listener.feed(event)
+    except KeyboardInterrupt:
+        pass
+
+
+def _report(target: Target, start: CampaignStarted, plan: Lanes, processes: int, output: Output) -> int:
+    asked = [find(slug) for slug in target.invariants] or all_invariants()
+    summary = Summary(asked, named=bool(target.invariants))
+    _hunt(start, plan, processes, summary)
+    output.write(summary.to_json(), summary.lines(), [event.finding for event in summary.found])
+    return summary.status
+
+
+def _replay_lines(done: Replay) -> Iterable[Line]:
+    subject = done.subject
+    if subject.title:
+        yield Line(subject.title)
+    if done.unsound is not None:
+        yield Line(f"{subject.name}: {done.unsound.message}", marked=True)
+    finding = done.finding
+    if finding is not None:
+        yield from explain(finding, done.verdict)
+        yield Line("")
+        yield Line(f"{subject.name}: fails")
+    elif done.unsound is None:
+        yield from scenario_lines(subject.scenario)
+        yield Line("")
+        yield Line(f"{subject.name}: holds, {done.reached} invariants had something to say")

@@ -1,0 +1,39 @@
+"""Engines by name, imported only when asked for: neither torch nor TensorRT-LLM is needed to read a finding."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final, cast
+
+from engines.base import Engine
+from scenarios import UsageError, closest
+
+PORTABLE: Final = "portable"
+TENSORRT_LLM: Final = "tensorrt_llm"
+ENGINES: Final = {
+    PORTABLE: "engines.portable:PortableEngine",
+    TENSORRT_LLM: "engines.tensorrt_llm:TensorRTLLMEngine",
+}
+"""Name -> ``module:class``. A name with a colon is taken as such a place itself."""
+DEVICES: Final = ("cpu", "cuda")
+
+
+def check_name(name: str, device: str) -> None:
+    """Raise ``UsageError`` unless the names are known. Imports nothing."""
+    if name not in ENGINES and ":" not in name:
+        raise UsageError(f"--engine: no engine is called {name!r}; {closest(name, ENGINES)}")
+    if device not in DEVICES:
+        raise UsageError(f"--device: no device is called {device!r}; {closest(device, DEVICES)}")
+
+
+def load(name: str, device: str) -> Engine:
+    """The engine of that name on that device; ``UsageError`` says why it cannot run here."""
+    check_name(name, device)
+    module, _, attribute = ENGINES.get(name, name).partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"--engine: {name!r} cannot be loaded here ({error}); see `specfuzz doctor` for what this machine can test"
+        ) from error
+    return cast(Engine, factory(device=device))

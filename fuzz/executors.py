@@ -1,0 +1,244 @@
+"""Where units run: in this process, or in spawned ones. A plan hands units out and hears what became of them.
+
+Units and events cross as JSON. Another executor needs ``execute`` only: ask the plan for units, run each with
+``run_unit`` anywhere, tell the plan each event and yield it.
+
+Processes are spawned, never forked, as a fork does not survive CUDA. Each is replaced after so many cases,
+as Hypothesis and the engine grow over a long run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Final, Protocol
+
+from fuzz.events import (
+    BatchFinished,
+    Event,
+    Events,
+    FindingFound,
+    HarnessError,
+    UnitFinished,
+    WorkerDied,
+    decode,
+    encode,
+)
+from fuzz.journal import Journal, read_case
+from fuzz.unit import Unit, run_unit
+from fuzz.unit import decode as decode_unit
+from fuzz.unit import encode as encode_unit
+from scenarios import Finding, Violation
+
+RECYCLE_CASES: Final = 5000
+"""Cases after which a process is replaced."""
+STALL_SECONDS: Final = 120.0
+"""Time without a new case or event after which a process is taken for hung."""
+PROCESS_SURVIVES: Final = "process-survives"
+"""Slug of the invariant that is violated when a process dies: it can be asked only from outside."""
+PROCESS_SURVIVES_STATEMENT: Final = "No scenario ends the process that runs it, or hangs it."
+
+
+class Plan(Protocol):
+    """What is to be done, decided unit by unit."""
+
+    def next(self) -> Unit | None:
+        """The next unit, None when there is none until a running one has finished."""
+        ...
+
+    def observe(self, unit: Unit, event: Event) -> None:
+        """Hear an event of a unit, each before the next unit is asked for."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs the units of a plan."""
+
+    def execute(self, plan: Plan) -> Events:
+        """Run units until the plan has no more; yields their events."""
+        ...
+
+
+class InProcess:
+    """Runs units one after the other in this process. ``running`` is the folder of its journal."""
+
+    def __init__(self, running: Path) -> None:
+        self.running = running
+
+    def execute(self, plan: Plan) -> Events:
+        """See ``Executor``."""
+        journal = Journal(self.running / f"{os.getpid()}.json")
+        try:
+            while (unit := plan.next()) is not None:
+                for event in run_unit(unit, journal):
+                    plan.observe(unit, event)
+                    yield event
+        finally:
+            journal.close()
+
+
+def serve(connection: Connection, running: str) -> None:
+    """Body of a spawned process: units in, events out, until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
+    journal = Journal(Path(running))
+    try:
+        while True:
+            for event in run_unit(decode_unit(connection.recv_bytes()), journal):
+                connection.send_bytes(encode(event))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        journal.close()
+
+
+@dataclass
+class _Member:
+    """A spawned process with the unit that it is running."""
+
+    process: SpawnProcess
+    connection: Connection
+    journal: Path
+    unit: Unit
+    cases: int = 0
+    heard: float = field(default_factory=time.monotonic)
+
+    def give(self, unit: Unit) -> None:
+        self.unit = unit
+        self.heard = time.monotonic()
+        self.connection.send_bytes(encode_unit(unit))
+
+    def silence(self) -> float:
+        """Seconds since it last gave a sign of life: an event or a case begun."""
+        try:
+            begun = time.time() - self.journal.stat().st_mtime
+        except OSError:
+            begun = float("inf")
+        return min(begun, time.monotonic() - self.heard)
+
+    def dismiss(self) -> None:
+        """End a process that has no unit."""
+        self.connection.close()
+        self.process.join()
+        self.process.close()
+
+    def kill(self) -> int:
+        """End it whatever it does; its exit status."""
+        self.process.kill()
+        self.process.join()
+        code = self.process.exitcode
+        self.connection.close()
+        self.process.close()
+        assert code is not None
+        return code
+
+
+class Spawned:
+    """Runs units in up to ``count`` processes, with their journals in the folder ``running``."""
+
+    def __init__(
+        self, count: int, running: Path, *, recycle: int = RECYCLE_CASES, stall: float = STALL_SECONDS
+    ) -> None:
+        self.count = count
+        self.running = running
+        self.recycle = recycle
+        self.stall = stall
+        self._members: list[_Member] = []
+        self._started = 0
+
+    def execute(self, plan: Plan) -> Events:
+        """See ``Executor``."""
+        try:
+            while True:
+                while len(self._members) < self.count and (unit := plan.next()) is not None:
+                    self._start(unit)
+                if not self._members:
+                    return
+                for member, event in self._listen():
+                    plan.observe(member.unit, event)
+                    yield event
+                    if isinstance(event, UnitFinished):
+                        self._go_on(member, plan)
+        finally:
+            for member in self._members:
+                member.kill()
+            self._members.clear()
+
+    def _start(self, unit: Unit) -> None:
+        # The processes share the cores; a thread pool in each would have them fight.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        self._started += 1
+        journal = self.running / f"{os.getpid()}-{self._started}.json"
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, str(journal)), daemon=True)
+        process.start()
+        theirs.close()
+        member = _Member(process, ours, journal, unit)
+        self._members.append(member)
+        member.give(unit)
+
+    def _go_on(self, member: _Member, plan: Plan) -> None:
+        """Give a process that has finished its unit another one, or end it."""
+        unit = plan.next() if member.cases < self.recycle else None
+        if unit is not None:
+            member.give(unit)
+        else:
+            self._members.remove(member)
+            member.dismiss()
+
+    def _listen(self) -> Iterator[tuple[_Member, Event]]:
+        """Events that have arrived, after waiting a little for some; deaths among them."""
+        ready = wait([member.connection for member in self._members], timeout=0.5)
+        for member in list(self._members):
+            if member.connection in ready:
+                try:
+                    event = decode(member.connection.recv_bytes())
+                except (EOFError, OSError):
+                    yield from self._bury(member, None)
+                    continue
+                member.heard = time.monotonic()
+                if isinstance(event, BatchFinished):
+                    member.cases += event.tally.cases
+                yield member, event
+            elif member.silence() > self.stall:
+                yield from self._bury(member, f"gave no sign of life for {self.stall:g} s")
+
+    def _bury(self, member: _Member, cause: str | None) -> Iterator[tuple[_Member, Event]]:
+        """A dead or hung process: what it was running becomes a finding."""
+        self._members.remove(member)
+        if cause is None:
+            member.process.join(5)  # the pipe closes a moment before the exit status is there
+        code = member.kill()
+        cause = cause or how_it_ended(code)
+        unit, case = member.unit, read_case(member.journal)
+        member.journal.unlink(missing_ok=True)
+        scenario = None if case is None else case.scenario
+        yield member, WorkerDied(worker=unit.worker, bug=unit.bug, cause=cause, scenario=scenario)
+        if scenario is None:
+            message = f"a process {cause} before it ran a scenario"
+            yield member, HarnessError(worker=unit.worker, bug=unit.bug, key=message, message=message)
+            return
+        violation = Violation(
+            invariant=PROCESS_SURVIVES, step=0, message=f"the process {cause} while it ran this scenario"
+        )
+        finding = Finding(
+            invariant=PROCESS_SURVIVES,
+            engine=unit.engine,
+            device=unit.device,
+            scenario=scenario,
+            violation=violation,
+            bug=unit.bug,
+        )
+        yield member, FindingFound(finding=finding, cases=0)
+
+
+def how_it_ended(code: int) -> str:
+    """The exit status of a process in words that follow "the process"."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"

@@ -1,0 +1,165 @@
+"""The timeline of a failing step: what the oracle expected beside what the engine did, the first difference marked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Final, NamedTuple
+
+from fuzz.report import place
+from invariants import Verdict, all_invariants
+from scenarios import Config, Context, Finding, Generation, Scenario, Step, StepTrace, Substep, Violation
+
+SCREEN: Final = 16
+"""Most lines for the steps of a scenario."""
+WIDTH: Final = 44
+"""Most characters of a value."""
+FIELDS_PER_SUBSTEP: Final = 6
+
+
+class Line(NamedTuple):
+    """A line of text; ``marked`` ones are what the reader should see first."""
+
+    text: str
+    marked: bool = False
+
+
+class Entry(NamedTuple):
+    """A field at a sub-step; None for a side that does not have it."""
+
+    substep: str
+    field: str
+    expected: str | None
+    actual: str | None
+    differs: bool
+
+
+def explain(finding: Finding, verdict: Verdict | None) -> Iterator[Line]:
+    """The whole page: what failed, the scenario, the timeline. Without a verdict there is no timeline."""
+    violation = finding.violation
+    yield Line(f"{finding.id}  {finding.invariant}")
+    for invariant in all_invariants():
+        if invariant.slug == finding.invariant:
+            yield Line(f"    {invariant.statement}")
+    seeded = "" if finding.bug is None else f", seeded defect {finding.bug}"
+    yield Line(f"    engine {finding.engine} on {finding.device}{seeded}")
+    yield Line(f"    {place(violation)}: {violation.message}", marked=True)
+    if finding.raised_at is not None:
+        yield Line(f"    raised at {finding.raised_at}")
+    yield Line("")
+    yield from scenario_lines(finding.scenario, violation.step)
+    if verdict is not None:
+        yield Line("")
+        yield from _timeline(violation, verdict)
+
+
+def scenario_lines(scenario: Scenario, failing: int | None = None) -> Iterator[Line]:
+    """A scenario on at most a screen; the steps around the failing one are kept."""
+    yield Line(f"scenario: {_config(scenario.config)}")
+    if scenario.requests:
+        prompts = ", ".join(f"{r.id} ({r.prompt_len})" for r in scenario.requests)
+        yield Line(f"  requests (prompt tokens): {prompts}")
+    last = len(scenario.steps) if failing is None else failing + 1
+    first = max(0, last - SCREEN)
+    if first:
+        yield Line(f"  ... {first} steps")
+    for i, step in enumerate(scenario.steps[first : first + SCREEN], start=first):
+        yield Line(f"{'>' if i == failing else ' '} steps[{i}] {_step(step)}", marked=i == failing)
+    left = len(scenario.steps) - (first + SCREEN)
+    if left > 0:
+        yield Line(f"  ... {left} more steps")
+
+
+def _config(config: Config) -> str:
+    changed = [f for f in fields(config) if f.name != "worker" and getattr(config, f.name) != f.default]
+    return " ".join([config.worker, *(f"{f.name}={getattr(config, f.name)}" for f in changed)])
+
+
+def _step(step: Step) -> str:
+    rows = [_context(row) for row in step.contexts] + [_generation(row) for row in step.generations]
+    text = f"{step.phase.value} K={step.draft_len}: {', '.join(rows)}"
+    if step.fault is not None:
+        text += f"; fails at {step.fault}"
+    if step.finish:
+        text += f"; finishes {', '.join(map(str, step.finish))}"
+    return text
+
+
+def _context(row: Context) -> str:
+    who = "dummy" if row.request is None else str(row.request)
+    return f"context {who} ({row.chunk} tokens{_agrees(row.agree)})"
+
+
+def _generation(row: Generation) -> str:
+    if row.request is None:
+        return f"generation dummy ({row.past} cached, accepts {row.accept})"
+    return f"generation {row.request}" + (f" ({_agrees(row.agree)[2:]})" if row.agree else "")
+
+
+def _agrees(agree: int) -> str:
+    return f", drafts agree {agree}" if agree else ""
+
+
+def _timeline(violation: Violation, verdict: Verdict) -> Iterator[Line]:
+    """The failing step, sub-step by sub-step; earlier steps in one line each."""
+    steps = verdict.trace.steps
+    for step in steps[: violation.step]:
+        yield Line(f"steps[{step.index}] {step.phase.value}: {_outcome(step)}")
+    if violation.step >= len(steps):
+        yield Line(f"steps[{violation.step}] was not reached")
+        return
+    step = steps[violation.step]
+    yield Line(f"steps[{step.index}] {step.phase.value}: {_outcome(step)}", marked=True)
+    expected = verdict.expected.steps[violation.step] if violation.step < len(verdict.expected.steps) else None
+    entries = [entry for substep in step.substeps for entry in _entries(substep, expected, violation)]
+    yield from _layout(entries)
+
+
+def _outcome(step: StepTrace) -> str:
+    failed = step.find("failed")
+    if failed is None:
+        return step.outcome
+    planned = "planned" if step.injected else "not planned"
+    return f"{step.outcome}, {failed.fields.get('exception')} ({planned}): {failed.fields.get('message')}"
+
+
+def _entries(substep: Substep, expected: StepTrace | None, violation: Violation) -> Iterator[Entry]:
+    """The field in question at this sub-step, and fields that differ from the oracle's."""
+    said = None if expected is None else expected.find(*substep.key)
+    theirs = {} if said is None else said.fields
+    here = (violation.substep, violation.run) == substep.key
+    name = substep.name if not substep.run else f"{substep.name} run {substep.run}"
+    names = [f for f in substep.fields if f in theirs and theirs[f] != substep.fields[f] and f != violation.field]
+    if violation.field is not None and violation.field in substep.fields:
+        names.insert(0, violation.field)
+    for field in names[:FIELDS_PER_SUBSTEP]:
+        if here and field == violation.field:
+            yield Entry(name, field, _text(violation.expected), _text(violation.actual), True)
+        else:
+            differs = field in theirs and theirs[field] != substep.fields[field]
+            mine = _text(theirs[field]) if field in theirs else None
+            yield Entry(name, field, mine, _text(substep.fields[field]), differs)
+    if len(names) > FIELDS_PER_SUBSTEP:
+        yield Entry(name, f"and {len(names) - FIELDS_PER_SUBSTEP} more fields", None, None, True)
+    if not names:
+        yield Entry(name, "", None, None, False)
+
+
+def _layout(entries: list[Entry]) -> Iterator[Line]:
+    head = Entry("sub-step", "field", "expected", "actual", False)
+    widths = [max(len(str(entry[i] or "")) for entry in (head, *entries)) for i in range(3)]
+    first = next((entry for entry in entries if entry.differs), None)
+    before = None
+    for entry in (head, *entries):
+        mark = ">" if entry is first else "!" if entry.differs else " "
+        substep = entry.substep if entry.substep != before else ""
+        before = entry.substep
+        cells = (substep, entry.field, entry.expected or "", entry.actual or "")
+        text = "  ".join(str(cell).ljust(width) for cell, width in zip(cells, (*widths, 0)))
+        yield Line(f"{mark} {text}".rstrip(), marked=entry is first)
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value, separators=(",", ":"), default=str)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."

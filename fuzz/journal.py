@@ -1,0 +1,97 @@
+"""The case that is running, on disk before it runs: the death of a process loses nothing.
+
+Each process has one file, on which it holds a lock for as long as it lives; the file is empty while no case runs.
+The lock tells the living from the dead, where a process id could belong to another process by now.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz.files import HOME, not_writable
+from scenarios import Scenario, scenario_from_json, scenario_to_json
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scenario on its way through an engine; ``bug`` is the defect that was seeded, None without one."""
+
+    engine: str
+    device: str
+    bug: str | None
+    scenario: Scenario
+
+
+class Journal:
+    """The file of this process. Creates it, and its folder; raises ``UsageError`` where that is not possible."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _locked(path)
+        except OSError as error:
+            raise not_writable(HOME, path.parent.parent, error) from error
+
+    @contextmanager
+    def case(self, case: Case) -> Iterator[None]:
+        """Note the case before the block and forget it after, unless the process dies in between."""
+        value = {
+            "engine": case.engine,
+            "device": case.device,
+            "bug": case.bug,
+            "scenario": scenario_to_json(case.scenario),
+        }
+        os.pwrite(self._file, json.dumps(value).encode(), 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(self._file, 0)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+        os.close(self._file)
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of ``path`` that holds its lock."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # A sweep may have removed the new, still unlocked file; a lock on it would protect nothing.
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file)):
+            return file
+        os.close(file)
+
+
+def read_case(path: Path) -> Case | None:
+    """The case in a journal; None if it is empty or cut short, for then the case had not begun."""
+    try:
+        value = json.loads(path.read_text())
+        return Case(value["engine"], value["device"], value["bug"], scenario_from_json(value["scenario"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def sweep(folder: Path, keep: Callable[[Case], None]) -> None:
+    """Remove the journals of dead processes, after ``keep`` has been given the case that each was running."""
+    for path in sorted(folder.glob("*.json")):
+        file = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue  # its process lives
+        else:
+            case = read_case(path)
+            if case is not None:
+                keep(case)
+            path.unlink()
+        finally:
+            os.close(file)

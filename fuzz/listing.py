@@ -1,0 +1,83 @@
+"""What there is to choose from: workers, invariants, fault sites, seeded defects."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import fuzz.engines
+from engines.base import run
+from fuzz.executors import PROCESS_SURVIVES, PROCESS_SURVIVES_STATEMENT
+from fuzz.options import Target
+from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, UsageError, closest
+from scenarios import check as check_scenario
+
+KINDS: Final = ("workers", "invariants", "sites", "bugs")
+
+Rows = list[dict[str, Any]]
+
+
+def rows(what: str, target: Target) -> Rows:
+    """The list of that name; ``UsageError`` if there is none. ``target`` says what sites to look for."""
+    if what not in KINDS:
+        raise UsageError(f"WHAT: there is no list of {what!r}; {closest(what, KINDS)}")
+    return sites(target) if what == "sites" else {"workers": workers, "invariants": invariants, "bugs": bugs}[what]()
+
+
+def workers() -> Rows:
+    """Workers by class name."""
+    return [{"name": w.name, "summary": w.summary} for w in WORKERS.values()]
+
+
+def invariants() -> Rows:
+    """Invariants by slug, and the one that is asked of the process."""
+    from invariants import all_invariants
+
+    rows: Rows = [
+        {"name": i.slug, "summary": i.statement, "kind": i.kind, "museum": list(i.museum)} for i in all_invariants()
+    ]
+    return [*rows, {"name": PROCESS_SURVIVES, "summary": PROCESS_SURVIVES_STATEMENT, "kind": "process", "museum": []}]
+
+
+def bugs() -> Rows:
+    """Seeded defects by id."""
+    from museum import BUGS
+
+    return [
+        {"name": b.id, "summary": b.title, "kind": b.kind, "worker": b.worker, "reference": b.reference}
+        for b in BUGS.values()
+    ]
+
+
+def sites(target: Target) -> Rows:
+    """Fault sites that a small scenario of each worker passes, with how often it does in each phase."""
+    if not target.faults:
+        raise UsageError("--faults: without a family there are no sites; write for instance 'seams'")
+    engine = fuzz.engines.load(target.engine, target.device)
+    found: Rows = []
+    for worker in target.workers:
+        passes: dict[str, dict[str, int]] = {}
+        for step in run(engine, small_scenario(worker), record=target.faults).steps:
+            for site, occurrences in step.sites.items():
+                in_phase = passes.setdefault(site, {})
+                in_phase[step.phase.value] = max(occurrences, in_phase.get(step.phase.value, 0))
+        for site, in_phase in passes.items():
+            counts = ", ".join(f"{n} in {phase}" for phase, n in in_phase.items())
+            summary = counts if len(target.workers) == 1 else f"{worker}: {counts}"
+            found.append({"name": site, "summary": summary, "worker": worker, "occurrences": in_phase})
+    return found
+
+
+def small_scenario(worker: str) -> Scenario:
+    """One step of each phase, with a context and a generation wherever they may be."""
+    config = Config(worker=worker, max_draft_len=2)
+    agree = 1 if config.traits.drafts_for_contexts else 0
+    dummy = Generation(request=None, past=3)
+    steps = (
+        Step(phase=Phase.CAPTURE, draft_len=2, generations=(dummy,)),
+        Step(phase=Phase.WARMUP, draft_len=2, contexts=(Context(request=None, chunk=3),), generations=(dummy,)),
+        Step(draft_len=2, contexts=(Context(request=0, chunk=3, agree=agree),)),
+        Step(draft_len=2, contexts=(Context(request=1, chunk=2),), generations=(Generation(request=0, agree=2),)),
+        Step(phase=Phase.REPLAY, draft_len=2, generations=(Generation(request=0, agree=1),)),
+    )
+    requests = (Request(id=0, prompt_len=3), Request(id=1, prompt_len=2))
+    return check_scenario(Scenario(config=config, requests=requests, steps=steps))

@@ -1,0 +1,89 @@
+"""What the hunt for seeded defects amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuzz.events import BatchFinished, CampaignFinished, Event, FindingFound, HarnessError, Tally
+from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, table
+from museum import Bug
+
+
+@dataclass
+class MuseumSummary:
+    """The events of a hunt, added up per defect."""
+
+    bugs: Sequence[Bug]
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    found: dict[str, FindingFound] = field(default_factory=dict)
+    errors: list[HarnessError] = field(default_factory=list)
+    interrupted: list[str] = field(default_factory=list)
+    finished: bool = False
+
+    def feed(self, event: Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, BatchFinished) and event.bug is not None:
+            self.tallies[event.bug] = self.tallies.get(event.bug, Tally()) + event.tally
+        elif isinstance(event, FindingFound) and event.finding.bug is not None:
+            self.found[event.finding.bug] = event
+        elif isinstance(event, HarnessError):
+            self.errors.append(event)
+        elif isinstance(event, CampaignFinished):
+            self.finished = True
+
+    @property
+    def problems(self) -> list[str]:
+        """Why a defect that was not found proves nothing, one sentence each."""
+        problems = [f"{error.bug or error.worker}: {error.message}" for error in self.errors]
+        return problems if self.finished else [*problems, "cut short before its budget was spent"]
+
+    @property
+    def status(self) -> int:
+        """Exit status: here it is a finding about the suite when a defect escapes."""
+        if self.problems:
+            return ERROR
+        return NOTHING_FOUND if len(self.found) == len(self.bugs) else FINDINGS
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON document of the hunt."""
+        return {
+            "found": len(self.found),
+            "total": len(self.bugs),
+            "bugs": [self._row(bug) for bug in self.bugs],
+            "problems": self.problems,
+        }
+
+    def _row(self, bug: Bug) -> dict[str, Any]:
+        tally = self.tallies.get(bug.id, Tally())
+        event = self.found.get(bug.id)
+        scenario = None if event is None else event.finding.scenario
+        return {
+            "id": bug.id,
+            "kind": bug.kind,
+            "worker": bug.worker,
+            "found": event is not None,
+            "invariant": None if event is None else event.finding.invariant,
+            "cases": tally.cases,
+            "seconds": round(tally.seconds, 3),
+            "requests": None if scenario is None else len(scenario.requests),
+            "steps": None if scenario is None else len(scenario.steps),
+            "finding": None if event is None else event.finding.id,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The hunt as a person reads it."""
+        head = ("defect", "kind", "found by", "cases", "seconds", "requests", "steps", "finding")
+        rows = []
+        for row in map(self._row, self.bugs):
+            shown = (row["kind"], row["invariant"], row["cases"], row["seconds"], row["requests"], row["steps"])
+            rows.append((row["id"], *("-" if value is None else value for value in (*shown, row["finding"]))))
+        yield from table(head, rows)
+        yield ""
+        for problem in self.problems:
+            yield f"problem: {problem}"
+        if self.found:
+            example = next(iter(self.found.values())).finding.id
+            yield f"each with its timeline: specfuzz explain FINDING, for instance specfuzz explain {example}"
+        yield f"{len(self.found)} of {len(self.bugs)} seeded defects found"

@@ -1,0 +1,109 @@
+"""Running one scenario again, and what came of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass
+from typing import Any
+
+import fuzz.engines
+from engines.base import run
+from fuzz.audit import Failure, audit, raised_at
+from fuzz.executors import PROCESS_SURVIVES, STALL_SECONDS, how_it_ended
+from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND
+from fuzz.subject import Subject
+from invariants import Verdict, verify
+from museum import seeded
+from scenarios import Finding, Scenario, Trace, UsageError, Violation, dumps, loads
+from scenarios.codec import to_json
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The outcome. ``verdict`` is None when the process died; ``unsound`` says why the run proves nothing."""
+
+    subject: Subject
+    violations: tuple[Violation, ...]
+    verdict: Verdict | None = None
+    unsound: Failure | None = None
+
+    @property
+    def status(self) -> int:
+        """Exit status."""
+        if self.unsound is not None:
+            return ERROR
+        return FINDINGS if self.violations else NOTHING_FOUND
+
+    @property
+    def reached(self) -> int:
+        """Invariants that had something to say."""
+        return 0 if self.verdict is None else sum(reached > 0 for reached, _ in self.verdict.counts.values())
+
+    @property
+    def finding(self) -> Finding | None:
+        """The violation to show: of the invariant that was found before, else the first; None if it holds."""
+        if not self.violations:
+            return None
+        subject = self.subject
+        wanted = subject.finding.invariant if subject.finding is not None else None
+        violation = next((v for v in self.violations if v.invariant == wanted), self.violations[0])
+        return Finding(
+            invariant=violation.invariant,
+            engine=subject.engine,
+            device=subject.device,
+            scenario=subject.scenario,
+            violation=violation,
+            bug=subject.active_bug,
+            raised_at=None if self.verdict is None else raised_at(self.verdict.trace),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON object of the outcome."""
+        return {
+            "name": self.subject.name,
+            "engine": self.subject.engine,
+            "device": self.subject.device,
+            "bug": self.subject.active_bug,
+            "holds": self.status == NOTHING_FOUND,
+            "reached": self.reached,
+            "problem": None if self.unsound is None else self.unsound.message,
+            "violations": [to_json(violation) for violation in self.violations],
+        }
+
+
+def replay(subject: Subject, *, only: tuple[str, ...] = ()) -> Replay:
+    """Run the scenario and ask the invariants, all or only those. ``UsageError`` if it cannot run here."""
+    if subject.active_bug is not None and subject.engine == fuzz.engines.TENSORRT_LLM:
+        raise UsageError("--with-bug: defects are seeded into the portable engine; leave out --engine or the defect")
+    engine = fuzz.engines.load(subject.engine, subject.device)
+    if subject.finding is not None and subject.finding.invariant == PROCESS_SURVIVES:
+        death = _watch(subject)
+        if death is not None:
+            return Replay(subject, (Violation(invariant=PROCESS_SURVIVES, step=0, message=death),))
+
+    def execute(scenario: Scenario) -> Trace:
+        return run(engine, scenario)
+
+    with seeded(subject.active_bug):
+        verdict = verify(subject.scenario, execute, only=only or None)
+    return Replay(subject, verdict.violations, verdict, audit(subject.scenario, verdict.trace))
+
+
+def _watch(subject: Subject) -> str | None:
+    """Run the scenario in a process of its own; how that ended, None if it survived."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_once, args=(subject.engine, subject.device, subject.active_bug, dumps(subject.scenario))
+    )
+    process.start()
+    process.join(STALL_SECONDS)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        return f"the process did not end within {STALL_SECONDS:g} s"
+    return f"the process {how_it_ended(process.exitcode)}" if process.exitcode else None
+
+
+def run_once(engine: str, device: str, bug: str | None, scenario: str) -> None:
+    """Body of the process: run the scenario, given as JSON, and look at nothing."""
+    with seeded(bug):
+        run(fuzz.engines.load(engine, device), loads(scenario))

@@ -1,0 +1,231 @@
+"""What a campaign amounts to: a summary that is fed its events, as text and as JSON, and the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuzz.events import (
+    BatchFinished,
+    CampaignFinished,
+    CampaignStarted,
+    Event,
+    FindingFound,
+    HarnessError,
+    Tally,
+)
+from invariants.registry import RELATION, Invariant
+from scenarios import Finding, Violation, scenario_to_json
+
+NOTHING_FOUND, FINDINGS, ERROR = 0, 1, 2
+"""Exit statuses: nothing found; findings; usage, environment, the suite's own error, or nothing was verified."""
+
+
+@dataclass
+class Summary:
+    """The events of a campaign, added up.
+
+    invariants  those that are asked
+    named       whether a person named them: each must then be reached, else each that the engine shows enough for
+    """
+
+    invariants: Sequence[Invariant] = ()
+    named: bool = False
+    start: CampaignStarted | None = None
+    workers: dict[str, Tally] = field(default_factory=dict)
+    found: list[FindingFound] = field(default_factory=list)
+    errors: list[HarnessError] = field(default_factory=list)
+    interrupted: list[str] = field(default_factory=list)
+    """Scenario files of cases that an earlier campaign was running when it was killed."""
+    seconds: float | None = None
+    """Time of the whole campaign; None while it runs, and if it was cut short."""
+
+    def feed(self, event: Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, CampaignStarted):
+            self.start = event
+            self.workers = {worker: Tally() for worker in event.workers}
+        elif isinstance(event, BatchFinished):
+            self.workers[event.worker] = self.workers.get(event.worker, Tally()) + event.tally
+        elif isinstance(event, FindingFound):
+            self.found.append(event)
+        elif isinstance(event, HarnessError):
+            self.errors.append(event)
+        elif isinstance(event, CampaignFinished):
+            self.seconds = event.seconds
+
+    @property
+    def total(self) -> Tally:
+        """All workers together."""
+        return sum(self.workers.values(), Tally())
+
+    @property
+    def unreached(self) -> list[str]:
+        """Invariants that had nothing to say in the whole campaign, though the engine shows what they look at."""
+        return [i.slug for i in self._silent() if self.named or self._shown(i)]
+
+    @property
+    def unobservable(self) -> list[str]:
+        """Invariants that had nothing to say because the engine does not show what they look at."""
+        return [i.slug for i in self._silent() if not (self.named or self._shown(i))]
+
+    def _silent(self) -> list[Invariant]:
+        reached = self.total.reached
+        return [i for i in self.invariants if not reached.get(i.slug)]
+
+    def _shown(self, invariant: Invariant) -> bool:
+        shown = [name in self.total.observed for name in invariant.reads]
+        # A relation compares whatever both runs show.
+        return any(shown) if invariant.kind == RELATION else all(shown)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the campaign proves nothing even where it found nothing, one sentence each."""
+        total = self.total
+        problems = [f"{error.worker}: {error.message}" for error in self.errors]
+        if total.fired != total.planned:
+            problems.append(f"faults: {total.fired} fired of {total.planned} planned")
+        idle = [worker for worker, tally in self.workers.items() if tally.cases == 0]
+        if not total.cases:
+            problems.append("nothing was executed")
+        elif idle:
+            problems.append(f"nothing was executed for {', '.join(idle)}; give it more cases or more time")
+        if total.cases and self.unreached:
+            problems.append(f"never reached: {', '.join(self.unreached)}; give it more cases, or name others to ask")
+        if self.seconds is None:
+            problems.append("cut short before its budget was spent")
+        return problems
+
+    @property
+    def status(self) -> int:
+        """Exit status. Findings stand whatever else went wrong."""
+        if self.found:
+            return FINDINGS
+        return ERROR if self.problems else NOTHING_FOUND
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON document of the campaign."""
+        assert self.start is not None
+        total = self.total
+        return {
+            "engine": self.start.engine,
+            "device": self.start.device,
+            "seed": self.start.seed,
+            "cases": total.cases,
+            "steps": total.steps,
+            "seconds": round(total.seconds if self.seconds is None else self.seconds, 3),
+            "faults": {"planned": total.planned, "fired": total.fired},
+            "invariants": {
+                slug: {"reached": total.reached.get(slug, 0), "held": total.held.get(slug, 0)} for slug in self._slugs
+            },
+            "unobservable": self.unobservable,
+            "workers": {worker: {"cases": t.cases, "steps": t.steps} for worker, t in self.workers.items()},
+            "findings": [finding_document(event) for event in self.found],
+            "interrupted": self.interrupted,
+            "problems": self.problems,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The summary as a person reads it."""
+        assert self.start is not None
+        total, seconds = self.total, self.seconds
+        took = "cut short" if seconds is None else f"{seconds:.1f} s"
+        yield f"{self.start.engine} on {self.start.device}, seed {self.start.seed}, {took}"
+        executed = f"{_count(total.cases, 'scenario')}, {_count(total.steps, 'step')}"
+        yield f"{executed}, faults fired {total.fired}/{total.planned}"
+        yield ""
+        yield from table(
+            ("worker", "scenarios", "steps", "faults", "seconds"),
+            [(w, t.cases, t.steps, f"{t.fired}/{t.planned}", f"{t.seconds:.1f}") for w, t in self.workers.items()],
+        )
+        yield ""
+        yield from table(
+            ("invariant", "reached", "held"), [(s, total.reached.get(s, 0), total.held.get(s, 0)) for s in self._slugs]
+        )
+        if self.unobservable:
+            yield f"not shown by this engine: {', '.join(self.unobservable)}"
+        yield ""
+        for event in self.found:
+            yield from finding_lines(event)
+            yield ""
+        for path in self.interrupted:
+            yield f"interrupted: an earlier campaign was killed in this case: specfuzz replay {path}"
+        for problem in self.problems:
+            yield f"problem: {problem}"
+        yield self.verdict
+
+    @property
+    def _slugs(self) -> list[str]:
+        return list(dict.fromkeys((*(i.slug for i in self.invariants), *self.total.reached)))
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        if self.found:
+            return f"{_count(len(self.found), 'finding')}"
+        return "no verdict" if self.problems else "nothing found"
+
+
+def finding_document(event: FindingFound) -> dict[str, Any]:
+    """JSON object of a finding, with how to see it again."""
+    finding = event.finding
+    violation = finding.violation
+    return {
+        "id": finding.id,
+        "invariant": finding.invariant,
+        "worker": finding.scenario.config.worker,
+        "bug": finding.bug,
+        "step": violation.step,
+        "substep": violation.substep,
+        "run": violation.run,
+        "field": violation.field,
+        "expected": violation.expected,
+        "actual": violation.actual,
+        "message": violation.message,
+        "raised_at": finding.raised_at,
+        "also": list(event.also),
+        "cases": event.cases,
+        "scenario": scenario_to_json(finding.scenario),
+        "reproduce": reproduce(finding),
+    }
+
+
+def finding_lines(event: FindingFound) -> Iterator[str]:
+    """A finding as a person reads it, ending with the line that reproduces it."""
+    finding = event.finding
+    yield f"{finding.id}  {finding.invariant}  {finding.scenario.config.worker}"
+    yield f"    {place(finding.violation)}: {finding.violation.message}"
+    if finding.raised_at is not None:
+        yield f"    raised at {finding.raised_at}"
+    if event.also:
+        yield f"    also violated by the same scenario: {', '.join(event.also)}"
+    yield f"    {reproduce(finding)}"
+
+
+def reproduce(finding: Finding) -> str:
+    """The command that shows a stored finding again."""
+    return f"specfuzz explain {finding.id}"
+
+
+def place(violation: Violation) -> str:
+    """Where a violation is, as a path into the trace."""
+    parts = [f"steps[{violation.step}]"]
+    if violation.substep is not None:
+        parts.append(violation.substep if not violation.run else f"{violation.substep} of run {violation.run}")
+    if violation.field is not None:
+        parts.append(violation.field)
+    return " ".join(parts)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> Iterator[str]:
+    """Columns: the first one to the left, numbers to the right."""
+    cells = [tuple(map(str, row)) for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    for row in cells:
+        first, *rest = (cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        yield "  ".join((first, *rest)).rstrip()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,175 @@
+"""State between runs, in ``.specfuzz/`` or ``SPECFUZZ_HOME``.
+
+findings/ID.json     findings, each written in one piece (temporary file, then rename)
+museum/ID.json       the same for findings under a seeded defect, which say nothing of the engine as it is
+running/NAME.json    the case that a process is running, see ``fuzz.journal``
+interrupted/ID.json  cases whose process died with everything else, as scenario files
+campaigns.sqlite     one row per campaign, one per worker in it, one per invariant in that
+
+A process may be killed at any moment: files are whole or absent, and a campaign without an end was cut short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fuzz.events import BatchFinished, CampaignFinished, CampaignStarted, Events, FindingFound, Tally
+from fuzz.files import HOME, not_writable, write_text
+from fuzz.journal import Case, sweep
+from scenarios import Finding, UsageError, closest, finding_to_json, scenario_to_json
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS campaign (
+    id INTEGER PRIMARY KEY, command TEXT NOT NULL, engine TEXT NOT NULL, device TEXT NOT NULL, seed INTEGER NOT NULL,
+    started REAL NOT NULL, seconds REAL, findings INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS worker (
+    campaign INTEGER NOT NULL REFERENCES campaign, worker TEXT NOT NULL, cases INTEGER NOT NULL,
+    steps INTEGER NOT NULL, seconds REAL NOT NULL, planned INTEGER NOT NULL, fired INTEGER NOT NULL,
+    PRIMARY KEY (campaign, worker)
+);
+CREATE TABLE IF NOT EXISTS invariant (
+    campaign INTEGER NOT NULL REFERENCES campaign, worker TEXT NOT NULL, slug TEXT NOT NULL,
+    reached INTEGER NOT NULL, held INTEGER NOT NULL, PRIMARY KEY (campaign, worker, slug)
+);
+"""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """All campaigns together. ``unfinished`` ones were cut short, or still run."""
+
+    campaigns: int
+    unfinished: int
+    cases: int
+    steps: int
+
+
+class Store:
+    """The state folder. Made when something is written first; ``UsageError`` if that cannot be."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        self.home = home or Path(os.environ.get(HOME) or ".specfuzz")
+        self.running = self.home / "running"
+
+    def prepare(self) -> None:
+        """Raise ``UsageError`` unless the folder can be written."""
+        try:
+            self.running.mkdir(parents=True, exist_ok=True)
+            probe = self.running / f".probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise not_writable(HOME, self.home, error) from error
+
+    def save(self, finding: Finding) -> Path:
+        """Write a finding; returns its path."""
+        folder = "findings" if finding.bug is None else "museum"
+        return self._write(self.home / folder / f"{finding.id}.json", finding_to_json(finding))
+
+    def findings(self) -> list[Path]:
+        """Files of the findings in the engine as it is, oldest first."""
+        return sorted((self.home / "findings").glob("*.json"), key=lambda path: (path.stat().st_mtime, path.name))
+
+    def find(self, id: str) -> Path:
+        """File of the finding with this id; ``UsageError`` with the closest one if there is none."""
+        files = {p.stem: p for folder in ("museum", "findings") for p in (self.home / folder).glob("*.json")}
+        if id not in files:
+            raise UsageError(f"ID: no finding in {self.home} is called {id!r}; {closest(id, files)}")
+        return files[id]
+
+    def take_interrupted(self) -> list[Path]:
+        """Scenario files made of the cases that dead processes have left behind."""
+        kept: list[Path] = []
+
+        def keep(case: Case) -> None:
+            scenario = scenario_to_json(case.scenario)
+            id = hashlib.sha256(json.dumps(scenario, sort_keys=True).encode()).hexdigest()[:8]
+            value = {
+                "title": f"Interrupted on engine {case.engine}, device {case.device}",
+                **({} if case.bug is None else {"bug": case.bug}),
+                "scenario": scenario,
+            }
+            kept.append(self._write(self.home / "interrupted" / f"{id}.json", value))
+
+        sweep(self.running, keep)
+        return kept
+
+    def _write(self, path: Path, value: dict[str, Any]) -> Path:
+        write_text(path, json.dumps(value, indent=1) + "\n", HOME)
+        return path
+
+    def record(self, events: Events) -> Events:
+        """Pass the events of a campaign on, after what they say has been stored."""
+        campaign = 0
+        for event in events:
+            if isinstance(event, CampaignStarted):
+                campaign = self._start(event)
+            elif isinstance(event, BatchFinished):
+                self._add(campaign, event.worker, event.tally)
+            elif isinstance(event, FindingFound):
+                self.save(event.finding)
+                self._execute("UPDATE campaign SET findings = findings + 1 WHERE id = ?", (campaign,))
+            elif isinstance(event, CampaignFinished):
+                self._execute("UPDATE campaign SET seconds = ? WHERE id = ?", (event.seconds, campaign))
+            yield event
+
+    def totals(self) -> Totals:
+        """What all campaigns have done."""
+        with self._database() as db:
+            campaigns, unfinished = db.execute("SELECT count(*), count(*) - count(seconds) FROM campaign").fetchone()
+            cases, steps = db.execute("SELECT coalesce(sum(cases), 0), coalesce(sum(steps), 0) FROM worker").fetchone()
+        return Totals(campaigns, unfinished, cases, steps)
+
+    def _start(self, event: CampaignStarted) -> int:
+        with self._database() as db:
+            row = db.execute(
+                "INSERT INTO campaign (command, engine, device, seed, started) VALUES (?, ?, ?, ?, ?)",
+                (event.command, event.engine, event.device, event.seed, time.time()),
+            )
+        assert row.lastrowid is not None
+        return row.lastrowid
+
+    def _add(self, campaign: int, worker: str, tally: Tally) -> None:
+        with self._database() as db:
+            db.execute(
+                "INSERT INTO worker VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                " cases = cases + excluded.cases, steps = steps + excluded.steps,"
+                " seconds = seconds + excluded.seconds, planned = planned + excluded.planned,"
+                " fired = fired + excluded.fired",
+                (campaign, worker, tally.cases, tally.steps, tally.seconds, tally.planned, tally.fired),
+            )
+            db.executemany(
+                "INSERT INTO invariant VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                " reached = reached + excluded.reached, held = held + excluded.held",
+                [(campaign, worker, slug, n, tally.held.get(slug, 0)) for slug, n in tally.reached.items()],
+            )
+
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+        with self._database() as db:
+            db.execute(statement, values)
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """A transaction. A connection lives as long as it, so that nothing is left open however a run ends."""
+        path = self.home / "campaigns.sqlite"
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(path, timeout=30)) as db, db:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = NORMAL")
+                db.executescript(_SCHEMA)
+                yield db
+        except OSError as error:
+            raise not_writable(HOME, self.home, error) from error
+        except sqlite3.DatabaseError as error:
+            raise UsageError(f"{path}: {error}; move the file away, campaigns begin a new one") from error

@@ -1,0 +1,107 @@
+"""What a person can ask to see again: a scenario file, an example with a story, or a finding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import fuzz.engines
+from fuzz.store import Store
+from scenarios import Finding, Scenario, ScenarioError, UsageError, closest, finding_from_json, scenario_from_json
+from scenarios.codec import parse
+
+_WRAPPER = ("title", "story", "bug", "scenario")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A scenario and under which conditions to run it.
+
+    name      id or path, as it was asked for
+    bug       seeded defect that it is about; ``seeded`` says whether to seed it
+    finding   what was found in it, None for a scenario of which nothing is claimed
+    """
+
+    name: str
+    scenario: Scenario
+    engine: str = fuzz.engines.PORTABLE
+    device: str = "cpu"
+    bug: str | None = None
+    seeded: bool = False
+    finding: Finding | None = None
+    title: str = ""
+    story: str = ""
+
+    @property
+    def active_bug(self) -> str | None:
+        """The defect to seed, None for the engine as it is."""
+        return self.bug if self.seeded else None
+
+    def on(self, engine: str | None, device: str | None, *, bug: str | None = None, seed_bug: bool = False) -> Subject:
+        """The same on another engine or device, where given; with ``seed_bug`` under ``bug``, or its own defect."""
+        if seed_bug and bug is None and self.bug is None:
+            raise UsageError(f"--with-bug: {self.name} names no defect; write one, see `specfuzz list bugs`")
+        subject = replace(
+            self,
+            engine=engine or self.engine,
+            device=device or self.device,
+            bug=bug or self.bug,
+            seeded=self.seeded or seed_bug,
+        )
+        fuzz.engines.check_name(subject.engine, subject.device)
+        return subject
+
+
+def find_subject(name: str, store: Store) -> Subject:
+    """The file of that path, or the stored finding of that id; ``UsageError`` if it is neither."""
+    path = Path(name)
+    if not (path.is_file() or path.suffix == ".json" or "/" in name):
+        path = store.find(name)
+    return read_subject(path, name)
+
+
+def read_subject(path: Path, name: str | None = None) -> Subject:
+    """The subject in a file; ``ScenarioError`` names the file and the field that does not fit."""
+    name = name or str(path)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not text"
+        raise UsageError(f"{path}: cannot be read ({reason}); name a JSON file or the id of a finding") from error
+    try:
+        return _subject(name, parse(text, ""))
+    except ScenarioError as error:
+        field = f"{path}: {error.field}" if error.field else str(path)
+        raise ScenarioError(field, error.problem, error.remedy) from None
+
+
+def _subject(name: str, value: dict[str, Any]) -> Subject:
+    if "violation" in value:
+        found = finding_from_json(value)
+        return Subject(
+            name=name,
+            scenario=found.scenario,
+            engine=found.engine,
+            device=found.device,
+            bug=found.bug,
+            seeded=found.bug is not None,
+            finding=found,
+        )
+    if "scenario" not in value:
+        return Subject(name=name, scenario=scenario_from_json(value))
+    texts: dict[str, str] = {}
+    for key, content in value.items():
+        if key not in _WRAPPER:
+            raise ScenarioError(key, "is not a field", closest(key, _WRAPPER))
+        if key != "scenario":
+            if not isinstance(content, str):
+                raise ScenarioError(key, "is not a text", "write a text")
+            texts[key] = content
+    if not isinstance(value["scenario"], dict):
+        raise ScenarioError("scenario", "is not an object", "write an object")
+    try:
+        scenario = scenario_from_json(value["scenario"])
+    except ScenarioError as error:
+        raise error.within("scenario") from None
+    return Subject(name=name, scenario=scenario, **texts)  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""A unit of work: a small JSON value that says what to search, so that any executor can run it anywhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import fuzz.engines
+from engines.base import SEAMS
+from fuzz.audit import SUITE_ERRORS, crash
+from fuzz.events import Events, HarnessError, UnitFinished, UnitRefused
+from fuzz.journal import Journal
+from scenarios import UsageError
+from scenarios.codec import from_json, to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """What to search, and for how long.
+
+    worker        class name of the worker under test
+    seed          of the search; equal units find equal things, unless time ends them
+    max_cases     scenarios to generate
+    max_seconds   when to stop generating, None for no such limit
+    faults        families of fault sites to draw from, empty for clean runs only
+    invariants    slugs of those to check, empty for all
+    exclude       slugs of those to leave out, as their violation is known already
+    relations     whether to compare runs with each other as well
+    max_draft_len largest Kmax, None for what the strategies like
+    bug           defect to seed into the portable engine
+    first         whether to stop at the first finding
+    lane          which of the campaign's parallel lines of work it continues
+    """
+
+    engine: str
+    device: str
+    worker: str
+    seed: int
+    max_cases: int
+    max_seconds: float | None = None
+    faults: tuple[str, ...] = (SEAMS,)
+    invariants: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    relations: bool = True
+    max_draft_len: int | None = None
+    bug: str | None = None
+    first: bool = False
+    lane: int = 0
+
+
+def encode(unit: Unit) -> bytes:
+    """JSON of a unit."""
+    return json.dumps(to_json(unit)).encode()
+
+
+def decode(data: bytes) -> Unit:
+    """The unit in its JSON."""
+    return from_json(Unit, json.loads(data))
+
+
+def run_unit(unit: Unit, journal: Journal | None = None) -> Events:
+    """Search one unit; the last event is ``UnitFinished``.
+
+    ``journal`` is told each case before it runs. What goes wrong becomes an event, so that an executor need not
+    carry exceptions over: ``UnitRefused`` if the unit cannot run here, ``HarnessError`` for anything else.
+    """
+    # Here, as they bring Hypothesis, the strategies and the engine: not for those who only plan.
+    from fuzz.search import Search
+    from museum import seeded
+
+    try:
+        engine = fuzz.engines.load(unit.engine, unit.device)
+        with seeded(unit.bug):
+            yield from Search(unit, engine, journal).events()
+    except UsageError as error:
+        yield UnitRefused(message=str(error))
+    except SUITE_ERRORS as error:
+        failure = crash(error)
+        yield HarnessError(worker=unit.worker, bug=unit.bug, key=failure.key, message=failure.message)
+    yield UnitFinished(worker=unit.worker, bug=unit.bug)
