@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scenarios import Config, RowPlan, Scenario, Schedule, Step, StepTrace, Trace, WorkerTraits
+from scenarios import Config, Phase, RowPlan, Scenario, Schedule, Step, StepTrace, Trace, WorkerTraits
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED
 
 _NOTHING: Mapping[str, Any] = {}
@@ -35,7 +35,7 @@ class Moment:
 
 
 class Run:
-    """One model forward of a step, as far as it was observed."""
+    """One model forward of a step, as far as it was observed. ``drafts`` maps i to ``draft[i]``."""
 
     __slots__ = ("drafts", "entered", "phase", "restored", "saved", "verified")
 
@@ -44,8 +44,13 @@ class Run:
         self.entered: Moment | None = None
         self.verified: Moment | None = None
         self.saved: Moment | None = None
-        self.drafts: list[Moment] = []
+        self.drafts: dict[int, Moment] = {}
         self.restored: Moment | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the worker is known to have done anything."""
+        return bool(self.verified or self.saved or self.drafts or self.restored)
 
     @property
     def accepted(self) -> list[int] | None:
@@ -82,6 +87,7 @@ class StepCase:
 
     active    real requests that own cache pages once the step is over, those that it finishes included
     before    the step before it
+    captured  the step that captured the graph which this one replays
     """
 
     def __init__(self, case: Case, index: int, asked: Step, actual: StepTrace, expected: StepTrace) -> None:
@@ -93,6 +99,7 @@ class StepCase:
         self.actual = actual
         self.expected = expected
         self.before: StepCase | None = case.steps[-1] if case.steps else None
+        self.captured: StepCase | None = None
         self.rows: list[Row] = []
         self.active: list[int] = []
         self.prepared: Moment | None = None
@@ -156,7 +163,7 @@ def _place(run: Run, name: str, moment: Moment) -> None:
     elif name == RESTORED:
         run.restored = moment
     else:
-        run.drafts.append(moment)
+        run.drafts[int(name.removeprefix("draft[")[:-1])] = moment
 
 
 class Case:
@@ -175,13 +182,22 @@ class Case:
         self.prompt_lens = {r.id: r.prompt_len for r in scenario.requests}
         self.steps: list[StepCase] = []
         self._last: dict[int, Row] = {}
+        self._graphs: dict[tuple[int, int], StepCase] = {}
         schedule = Schedule(scenario.config, scenario.requests)
         for asked, actual, wanted in zip(scenario.steps, trace.steps, expected.steps, strict=False):
             step = StepCase(self, len(self.steps), asked, actual, wanted)
             self._fill_rows(step, schedule.advance(asked))
+            self._link_graph(step)
             self.steps.append(step)
             if actual.outcome != wanted.outcome:
                 break
+
+    def _link_graph(self, step: StepCase) -> None:
+        key = len(step.rows), step.draft_len
+        if step.asked.phase is Phase.CAPTURE:
+            self._graphs[key] = step
+        elif step.asked.phase is Phase.REPLAY:
+            step.captured = self._graphs[key]
 
     def _fill_rows(self, step: StepCase, plans: list[RowPlan]) -> None:
         last = self._last

@@ -21,11 +21,9 @@ def difference(expected: Any, actual: Any) -> tuple[str, Any, Any]:
         pairs = ((k, v, actual[k]) for k, v in expected.items())
     else:
         return "", expected, actual
-    for key, mine, other in pairs:
-        if mine != other:
-            path, mine, other = difference(mine, other)
-            return f"[{key}]{path}", mine, other
-    return "", expected, actual
+    key, mine, other = next(pair for pair in pairs if pair[1] != pair[2])
+    path, mine, other = difference(mine, other)
+    return f"[{key}]{path}", mine, other
 
 
 class Check:

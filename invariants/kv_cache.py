@@ -51,14 +51,11 @@ def _tokens(step: StepCase, rewinds: dict[int, int]) -> dict[int, int] | None:
         row = rows.get(request)
         if row is not None and row.is_context and row.past == 0:
             tokens[request] = row.granted
-        elif request not in held:
+            continue
+        generates = row is not None and not row.is_context
+        if request not in held or (generates and request not in rewinds):
             return None
-        elif row is None or row.is_context:
-            tokens[request] = held[request]
-        elif request in rewinds:
-            tokens[request] = held[request] + 1 + step.width - rewinds[request]
-        else:
-            return None
+        tokens[request] = held[request] + (1 + step.width - rewinds[request] if generates else 0)
     return tokens
 
 

@@ -35,7 +35,11 @@ class Course:
         self.accepted = accepted[self.contexts :]
         self.draft_len = step.draft_len
         self.parallel = step.traits.parallel
-        self.saved = run.saved is not None and "kv_lens_cuda" in run.saved.seen.get("_saved_tensors", ())
+        self.saved: bool | None = False
+        """Whether the lengths themselves are saved, which some workers do in graph warm-up; None if unknown."""
+        if run.phase == "graph_warmup" and step.draft_len:
+            saved = run.saved.seen.get("_saved_tensors") if run.saved is not None else None
+            self.saved = None if saved is None else "kv_lens_cuda" in saved
 
     def during(self, i: int) -> list[int]:
         """Before draft call ``i``; for a linear drafter ``i == K`` is the end of the loop."""
@@ -87,23 +91,37 @@ def kv_lens_balanced(step: StepCase, check: Check) -> None:
     for run in step.runs:
         for moment in (run.verified, run.saved):
             _kv(check, moment, start, "nothing has moved it yet")
-        accepted = run.accepted
-        if accepted is None:
-            continue
-        course = Course(step, run, start, accepted)
-        for i, moment in enumerate(run.drafts):
-            _kv(check, moment, course.during(i), f"prepare wrote {start} and {accepted} were accepted")
-        _kv(check, run.restored, course.end(), f"prepare wrote {start} and {accepted} were accepted")
-    failed = step.failed
-    if failed is not None and "kv_lens_cuda" in failed.seen:
-        run = step.runs[-1] if step.runs else Run("eager")
-        accepted = run.accepted
-        allowed = [start] if accepted is None else Course(step, run, start, accepted).after_failure()
-        kv = failed.seen["kv_lens_cuda"]
-        check.that(
-            kv in allowed, failed, "kv_lens_cuda", allowed[0], kv,
-            f"kv_lens_cuda is {kv}, which no point of the forward explains; prepare wrote {start}",
-        )  # fmt: skip
+        course = _course(step, run, start)
+        if course is not None:
+            why = f"prepare wrote {start} and {run.accepted} were accepted"
+            for i, moment in run.drafts.items():
+                _kv(check, moment, course.during(i), why)
+            _kv(check, run.restored, course.end(), why)
+    if step.failed is not None and "kv_lens_cuda" in step.failed.seen:
+        _kv_after_failure(check, step, step.failed, start)
+
+
+def _course(step: StepCase, run: Run, start: list[int]) -> Course | None:
+    """The course of a forward; None if what determines it was not observed."""
+    accepted = run.accepted
+    if accepted is None:
+        return None
+    course = Course(step, run, start, accepted)
+    return None if course.saved is None else course
+
+
+def _kv_after_failure(check: Check, step: StepCase, failed: Moment, start: list[int]) -> None:
+    run = step.runs[-1] if step.runs else None
+    if run is None or not run.begun or not step.draft_len:
+        allowed = [start]
+    else:
+        course = _course(step, run, start)
+        if course is None:
+            return
+        allowed = course.after_failure()
+    kv = failed.seen["kv_lens_cuda"]
+    message = f"kv_lens_cuda is {kv}, which no point of the forward explains; prepare wrote {start}"
+    check.that(kv in allowed, failed, "kv_lens_cuda", allowed[0], kv, message)
 
 
 def _kv(check: Check, moment: Moment | None, expected: list[int], why: str) -> None:
@@ -187,7 +205,7 @@ def kv_lens_within_pages(step: StepCase, check: Check) -> None:
     size = step.config.tokens_per_block
     room = [len(pages) * size for pages in step.prepared.seen["kv_cache_block_offsets"]]
     for run in step.runs:
-        for moment in (run.entered, *run.drafts):
+        for moment in (run.entered, *run.drafts.values()):
             if moment is not None and "kv_lens_cuda" in moment.seen:
                 kv = moment.seen["kv_lens_cuda"]
                 fits = len(kv) == len(room) and all(map(int.__le__, kv, room))

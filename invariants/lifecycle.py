@@ -7,7 +7,6 @@ from typing import Final
 from invariants.case import StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
-from scenarios import Phase
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED
 
 LAYOUT: Final = (
@@ -96,8 +95,9 @@ def saved_state_empty(step: StepCase, check: Check) -> None:
 def saved_fields(step: StepCase, check: Check) -> None:
     """While drafting, the originals of exactly the fields that this worker edits are saved, in upstream's order."""
     for run in step.runs:
-        for moment in run.drafts if run.saved is None else [run.saved, *run.drafts]:
-            check.said(moment, ("_saved_tensors",))
+        for moment in (run.saved, *run.drafts.values()):
+            if moment is not None:
+                check.said(moment, ("_saved_tensors",))
 
 
 @invariant("restored-identity", reads=("identity",), museum=("TRT-01", "TRT-09", "TRT-87"))
@@ -149,7 +149,7 @@ def _path(keys: list[tuple[str, int]]) -> str:
 @invariant("graph-buffers-stable", reads=("identity",), museum=("TRT-09", "VLL-12", "SGL-10"))
 def graph_buffers_stable(step: StepCase, check: Check) -> None:
     """A replayed graph finds the device tensors that it was captured with: the very objects, not equal ones."""
-    captured = _capture_of(step) if step.asked.phase is Phase.REPLAY else None
+    captured = step.captured
     if captured is None:
         return
     for now, then in zip(step.runs[:1], captured.runs[-1:], strict=False):
@@ -159,14 +159,3 @@ def graph_buffers_stable(step: StepCase, check: Check) -> None:
             actual = {f: seen[f] for f in expected}
             if expected:
                 check.equal(now.entered, "identity", expected, actual, "the graph reads the tensor of its capture")
-
-
-def _capture_of(step: StepCase) -> StepCase | None:
-    """The step that captured the graph which ``step`` replays."""
-    key = len(step.rows), step.draft_len
-    earlier = step.before
-    while earlier is not None:
-        if earlier.asked.phase is Phase.CAPTURE and (len(earlier.rows), earlier.draft_len) == key:
-            return earlier
-        earlier = earlier.before
-    return None

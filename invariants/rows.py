@@ -165,5 +165,5 @@ def inputs_equal_reference(step: StepCase, check: Check) -> None:
             ("request_ids", "input_ids", "position_ids", "hidden_states", "gather_ids", "draft_tokens"),
         )
     for run in step.runs:
-        for moment in run.drafts:
+        for moment in run.drafts.values():
             check.said(moment, ("input_ids", "position_ids", "hidden_states", "draft_all_rank_num_tokens"))

@@ -48,7 +48,8 @@ class assert_restored:
     def __enter__(self) -> None:
         __tracebackhide__ = True
         saved = list(self._metadata._saved_tensors)
-        assert not saved, f"_saved_tensors holds {saved} before the block"
+        if saved:
+            raise AssertionError(f"_saved_tensors holds {saved} before the block")
         for field in self._fields:
             value = getattr(self._metadata, field)
             self._before[field] = value, _content(value)

@@ -105,7 +105,8 @@ def _ask(invariant: Invariant, case: Case, check: Check, run: Run) -> None:
     if isinstance(invariant, Predicate):
         for step in case.steps:
             invariant.ask(step, check)
-    elif isinstance(invariant, Relation):
+    else:
+        assert isinstance(invariant, Relation)
         twin = invariant.twin(case.scenario)
         if twin is not None:
             _compare(case, twin, run(twin.scenario), check)
@@ -129,8 +130,8 @@ def _common(moments: list[Moment], theirs: StepTrace) -> Iterator[tuple[Moment, 
     """Sub-steps that both runs have; what a failure leaves behind is not theirs to compare."""
     fields = {s.key: s.fields for s in theirs.substeps}
     for moment in moments:
-        if moment.name != FAILED and (moment.name, moment.run) in fields:
-            yield moment, fields[moment.name, moment.run]
+        if moment.name != FAILED:
+            yield moment, fields.get((moment.name, moment.run), {})
 
 
 def _compare_fields(moment: Moment, theirs: Mapping[str, Any], twin: Twin, check: Check) -> None:

@@ -50,7 +50,7 @@ def dressed(scenario: Scenario) -> Trace:
         blocks = {request: list(owned) for request, owned in pages.owned.items()}
         for request in step.finish:
             pages.shrink(pages.owned.pop(request), 0)
-        steps.append(_dress_step(step, taken, prepared, blocks))
+        steps.append(_dress_step(step, taken, prepared, blocks, config.traits.parallel))
     classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
     return Trace("synthetic", "cpu", tuple(steps), classes)
 
@@ -67,15 +67,18 @@ def _release(pages: Pages, step: Step, plans: list[RowPlan], tables: list[list[i
             pages.shrink(table, held[plan.request])
 
 
-def _dress_step(step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[int, list[int]]) -> StepTrace:
+def _dress_step(
+    step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[int, list[int]], parallel: bool
+) -> StepTrace:
     graph = step.phase in (Phase.CAPTURE, Phase.REPLAY)
     owner = f"graph{len(step.rows), step.draft_len}" if graph else f"step{taken.index}"
     objects = {"_seq_lens": f"{owner}.lens", "_seq_lens_cuda": f"{owner}.cuda", "kv_lens_cuda": "kv"}
-    parallel = taken.find("draft[1]") is None
-    # A failing step gets as far as its second draft call, or the only one of a parallel drafter, which then
-    # completes its rewind.
-    last = "draft[0]" if parallel else "draft[1]"
-    kv_after = taken.find("restored" if parallel else last)
+    # A failing step gets as far as its second draft call or its only one, where a parallel drafter completes its
+    # rewind and saved lengths come back, as they do in the sub-step after the forward.
+    last = "draft[1]" if taken.find("draft[1]") else "draft[0]"
+    saved = taken.find("saved")
+    kept = saved is not None and "kv_lens_cuda" in saved["_saved_tensors"]
+    kv_after = taken.find("restored" if parallel or kept else last)
     substeps = []
     cut = False
     for substep in taken.substeps:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
 import reference
-from invariants import Predicate, all_invariants, verify
+from invariants import Predicate, Verdict, all_invariants, verify
 from scenarios import FIELDS, WORKERS, Scenario, Trace
-from tests.invariants.cases import failing, served, started_up
+from tests.invariants.cases import EAGLE, failing, served, started_up
 from tests.invariants.mutations import MUTATIONS, Mutation
-from tests.invariants.synthetic import dressed
+from tests.invariants.synthetic import dressed, edit_step
 
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
+
+
+@cache
+def _clean(scenario: Scenario) -> Verdict:
+    return verify(scenario, dressed)
 
 
 def _run(mutation: Mutation, scenario: Scenario) -> Trace:
@@ -26,24 +32,21 @@ def _run(mutation: Mutation, scenario: Scenario) -> Trace:
 
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_all_hold_on_a_right_engine(scenario: Scenario) -> None:
-    verdict = verify(scenario, dressed)
+    verdict = _clean(scenario)
     assert verdict.violations == ()
     assert all(reached == held for reached, held in verdict.counts.values())
 
 
 @pytest.mark.parametrize("slug", [i.slug for i in all_invariants()])
 def test_each_is_reached_and_can_fail(slug: str) -> None:
-    verdicts = [verify(scenario, dressed, only=[slug]) for scenario in CASES]
-    assert sum(verdict.counts[slug][0] for verdict in verdicts) > 0
+    assert sum(_clean(scenario).counts[slug][0] for scenario in CASES) > 0
     assert any(mutation.slug == slug for mutation in MUTATIONS)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_each_notices_what_is_falsified(mutation: Mutation) -> None:
     slug = mutation.slug
-    clean = verify(mutation.scenario, dressed, only=[slug])
-    assert clean.counts[slug][0] > 0
-    assert not clean.violations
+    assert _clean(mutation.scenario).counts[slug][0] > 0
     verdict = verify(mutation.scenario, lambda scenario: _run(mutation, scenario), only=[slug])
     reached, held = verdict.counts[slug]
     assert reached - held == len(verdict.violations) > 0
@@ -78,7 +81,7 @@ def test_each_declares_what_it_reads(invariant: Predicate) -> None:
             for step in dressed(scenario).steps
         )
         trace = replace(dressed(scenario), steps=steps)
-        verify(scenario, lambda _, trace=trace: trace, only=[invariant.slug])  # type: ignore[misc]
+        verify(scenario, lambda _, trace=trace: trace, only=[invariant.slug])
     assert read <= set(invariant.reads)
     assert set(invariant.reads) <= set(FIELDS)
 
@@ -93,6 +96,43 @@ def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
     steps_only = {"steps-complete", "run-complete", "substeps-in-order", "fault-surfaces"}
     assert {slug for slug, (reached, _) in verdict.counts.items() if reached} <= steps_only
     assert verdict.violations == ()
+
+
+def test_a_step_that_fails_before_it_is_prepared_is_judged_by_its_ledger() -> None:
+    scenario = failing(EAGLE)
+    trace = dressed(scenario)
+    for step in (0, 2):
+        trace = edit_step(trace, step, substeps=trace.steps[step].substeps[-1:])
+    verdict = verify(scenario, lambda s: trace if s == scenario else dressed(s))
+    assert verdict.violations == ()
+    assert verdict.counts["kv-ledger-balanced"][0] > 0
+
+
+@pytest.mark.parametrize("name", ["prepared", "entered", "verified", "saved", "draft[0]", "restored", "updated"])
+def test_a_substep_that_an_engine_cannot_observe_is_missed_once(name: str) -> None:
+    for scenario in (*CASES[:3], *CASES[-3:]):
+        steps = tuple(
+            replace(step, substeps=tuple(s for s in step.substeps if s.name != name))
+            for step in dressed(scenario).steps
+        )
+        trace = replace(dressed(scenario), steps=steps)
+        verdict = verify(scenario, lambda _, trace=trace: trace, relations=False)
+        assert {v.invariant for v in verdict.violations} <= {"substeps-in-order"}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_that_an_engine_cannot_observe_is_no_violation(field: str) -> None:
+    for scenario in (*CASES[:3], *CASES[-3:]):
+        steps = tuple(
+            replace(step, substeps=tuple(replace(s, fields=_without(s.fields, field)) for s in step.substeps))
+            for step in dressed(scenario).steps
+        )
+        trace = replace(dressed(scenario), steps=steps)
+        assert verify(scenario, lambda _, trace=trace: trace, relations=False).violations == ()
+
+
+def _without(fields: Mapping[str, Any], field: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name != field}
 
 
 def test_the_reference_satisfies_every_invariant_itself() -> None:

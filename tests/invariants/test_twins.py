@@ -1,0 +1,165 @@
+"""Twins: what each edit makes of a scenario."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+
+import strategies
+from invariants import Relation, all_invariants, twins, verify
+from scenarios import Context, Generation, Phase, Request, Scenario, Step, Trace, check
+from tests.invariants.cases import EAGLE, failing, served, started_up
+from tests.invariants.synthetic import dressed
+
+MIXED, STARTED, FAILING = served(EAGLE), started_up(EAGLE), failing(EAGLE)
+
+
+def _applying(scenario: Scenario) -> list[str]:
+    return [r.slug for r in all_invariants() if isinstance(r, Relation) and r.twin(scenario) is not None]
+
+
+def test_relations_apply_only_where_they_have_something_to_say() -> None:
+    assert _applying(FAILING) == ["next-step-equals-never-failed-twin"]
+    assert _applying(STARTED) == [
+        "replay-equals-eager",
+        "startup-leaves-no-trace",
+        "batch-equals-requests-alone",
+        "row-order-does-not-matter",
+    ]
+    assert _applying(MIXED) == [
+        "batch-equals-requests-alone",
+        "row-order-does-not-matter",
+        "chunked-equals-one-shot",
+    ]
+    single = Scenario(
+        config=MIXED.config,
+        requests=(Request(id=0, prompt_len=2),),
+        steps=(Step(draft_len=1, contexts=(Context(request=0, chunk=2),)),),
+    )
+    assert _applying(check(single)) == []
+
+
+def test_verify_runs_one_more_scenario_per_relation_that_applies() -> None:
+    runs: list[Scenario] = []
+
+    def run(scenario: Scenario) -> Trace:
+        runs.append(scenario)
+        return dressed(scenario)
+
+    verify(MIXED, run)
+    assert len(runs) == 4
+    assert runs[0] is MIXED
+    runs.clear()
+    verify(MIXED, run, relations=False)
+    assert runs == [MIXED]
+
+
+def test_in_the_twin_that_never_failed_requests_finish_before_the_failure() -> None:
+    edited = twins.never_failed(FAILING)
+    assert edited is not None
+    twin, pairs = edited
+    assert pairs == ((1, 0), (3, 1), (4, 2))
+    assert [step.finish for step in twin.steps] == [(0,), (), ()]
+    assert all(step.fault is None for step in twin.steps)
+
+
+def test_a_failure_that_nothing_follows_has_no_twin() -> None:
+    assert twins.never_failed(replace(FAILING, steps=FAILING.steps[:1])) is None
+    assert twins.never_failed(MIXED) is None
+
+
+def test_a_replay_is_run_by_python_and_the_capture_stays() -> None:
+    edited = twins.eager(STARTED)
+    assert edited is not None
+    twin, pairs = edited
+    assert [s.phase for s in twin.steps[1:4]] == [Phase.CAPTURE, Phase.EAGER, Phase.EAGER]
+    assert pairs == ((3, 3),)
+
+
+def test_startup_is_dropped_but_for_the_graphs_that_are_replayed() -> None:
+    relation = next(r for r in all_invariants() if r.slug == "startup-leaves-no-trace")
+    assert isinstance(relation, Relation)
+    with_replay = relation.twin(STARTED)
+    assert with_replay is not None
+    assert with_replay.scenario.steps == STARTED.steps[1:]
+    no_replay = replace(STARTED, steps=STARTED.steps[:3])
+    without_replay = relation.twin(no_replay)
+    assert without_replay is not None
+    assert without_replay.scenario.steps == STARTED.steps[2:3]
+
+
+def test_each_row_is_served_alone_and_the_last_part_is_compared() -> None:
+    edited = twins.served_alone(STARTED)
+    assert edited is not None
+    twin, pairs = edited
+    assert [len(step.rows) for step in twin.steps] == [1] * 6
+    assert {step.phase for step in twin.steps} == {Phase.EAGER}
+    assert pairs == ((2, 1), (3, 3), (4, 5))
+    finishing = twins.served_alone(MIXED)
+    assert finishing is not None
+    assert [i for i, step in enumerate(finishing[0].steps) if step.finish] == [9]
+
+
+def test_rows_are_reversed_within_contexts_and_within_generations() -> None:
+    edited = twins.reversed_rows(MIXED)
+    assert edited is not None
+    twin, pairs = edited
+    assert [row.request for row in twin.steps[0].rows] == [1, 0]
+    assert [row.request for row in twin.steps[1].rows] == [1, 0]
+    assert pairs == ((0, 0), (2, 2), (3, 3), (4, 4), (6, 6))
+
+
+def test_a_chunked_prompt_is_computed_with_its_last_chunk() -> None:
+    edited = twins.one_shot(MIXED)
+    assert edited is not None
+    twin, pairs = edited
+    assert [row.request for row in twin.steps[0].rows] == [0]
+    assert twin.steps[1].contexts == (Context(request=1, chunk=7, agree=2),)
+    assert pairs == tuple((i, i) for i in range(1, 7))
+
+
+def _chunks(*steps: Step, prompts: tuple[int, ...], max_num_tokens: int = 256) -> Scenario:
+    requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(prompts))
+    return check(Scenario(config=replace(MIXED.config, max_num_tokens=max_num_tokens), requests=requests, steps=steps))
+
+
+def test_a_step_of_chunks_alone_is_dropped_and_what_it_finishes_finishes_before() -> None:
+    scenario = _chunks(
+        Step(draft_len=1, contexts=(Context(request=0, chunk=2),)),
+        Step(draft_len=1, contexts=(Context(request=1, chunk=1),), finish=(0,)),
+        Step(draft_len=1, contexts=(Context(request=1, chunk=1),)),
+        Step(draft_len=1, contexts=(Context(request=1, chunk=2),)),
+        Step(draft_len=1, generations=(Generation(request=1),)),
+        prompts=(2, 4),
+    )
+    edited = twins.one_shot(scenario)
+    assert edited is not None
+    twin, pairs = edited
+    assert [step.finish for step in twin.steps] == [(0,), (), ()]
+    assert twin.steps[1].contexts == (Context(request=1, chunk=4),)
+    assert pairs == ((3, 1), (4, 2))
+
+
+def test_a_prompt_that_is_never_finished_or_never_fits_stays_in_chunks() -> None:
+    first = Step(draft_len=1, contexts=(Context(request=0, chunk=3),))
+    last = Step(draft_len=1, contexts=(Context(request=0, chunk=2),))
+    assert twins.one_shot(_chunks(first, prompts=(5,))) is None
+    assert twins.one_shot(_chunks(first, last, prompts=(5,), max_num_tokens=4)) is None
+    assert twins.one_shot(_chunks(first, last, prompts=(5,))) is not None
+
+
+def test_dummies_have_no_prompt_to_merge() -> None:
+    warmup = Step(phase=Phase.WARMUP, draft_len=1, contexts=(Context(request=None, chunk=3),))
+    first = Step(draft_len=1, contexts=(Context(request=0, chunk=3),))
+    last = Step(draft_len=1, contexts=(Context(request=0, chunk=2),))
+    edited = twins.one_shot(_chunks(warmup, first, last, prompts=(5,)))
+    assert edited is not None
+    assert edited[0].steps[0] == warmup
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(strategies.scenarios(max_steps=6))
+def test_a_right_engine_violates_nothing(scenario: Scenario) -> None:
+    verdict = verify(scenario, dressed)
+    assert verdict.violations == ()
