@@ -1,0 +1,92 @@
+"""What README.md shows is what happens: its sessions are run, its other commands are at least understood."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from fuzz.cli import app
+from scenarios import WORKERS, FaultKind, Phase
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """Contents of the fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def sessions() -> Iterator[tuple[str, str]]:
+    """Commands of the console blocks in their order, each with the output that is shown for it."""
+    for block in blocks("console"):
+        for shown in block.split("\n$ "):
+            command, _, output = shown.removeprefix("$ ").partition("\n")
+            yield command, output.rstrip("\n") + "\n"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One set of findings for all sessions, and ``specfuzz`` on the path."""
+    folder = tmp_path_factory.mktemp("readme")
+    script = folder / "specfuzz"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fuzz "$@"\n')
+    script.chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "SPECFUZZ_HOME": str(folder / "home"), "COLUMNS": "120", "NO_COLOR": "1"}
+
+
+@pytest.mark.parametrize(("command", "output"), [pytest.param(*s, id=s[0]) for s in sessions()])
+def test_session(command: str, output: str, environment: dict[str, str]) -> None:
+    """``...`` in the README stands for anything."""
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    matches = doctest.OutputChecker().check_output(output, done.stdout, doctest.ELLIPSIS)
+    assert matches, f"README shows\n{output}\nbut it is\n{done.stdout}"
+
+
+@pytest.mark.parametrize("line", [line for block in blocks("sh") for line in block.splitlines()])
+def test_command_is_understood(line: str) -> None:
+    if "specfuzz " in line:
+        name, *args = shlex.split(line.partition("specfuzz ")[2], comments=True)
+        command = typer.main.get_command(app)
+        context = command.make_context("specfuzz", [name, *args])
+        _, subcommand, rest = command.resolve_command(context, [name, *args])  # type: ignore[attr-defined]
+        subcommand.make_context(name, rest, parent=context)
+    else:
+        assert "tox" in line
+
+
+def test_python_example() -> None:
+    pytest.importorskip("torch")
+    [source] = blocks("python")
+    namespace: dict[str, object] = {}
+    exec(compile(source, "README.md", "exec"), namespace)
+    tests = [value for name, value in namespace.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        assert callable(test)
+        test()
+
+
+def test_the_table_names_everything_that_is_verified() -> None:
+    rows = {cells[1].strip(): cells[2] for line in README.splitlines() if len(cells := line.split("|")) == 4}
+    assert re.findall(r"`(\w+)`", rows["workers"]) == list(WORKERS)
+    assert re.findall(r"`(\w+)`", rows["phases"]) == [phase.value for phase in Phase]
+    assert re.findall(r"`(\w+)`", rows["failures"]) == [kind.value for kind in FaultKind]
+
+
+def test_files_and_links_exist() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r"examples/\w+\.json", README):
+        assert (ROOT / target).exists(), target
