@@ -142,7 +142,7 @@ class Sites:
             stack.enter_context(TorchSites(visit))
 
     def _leave(self) -> None:
-        self._bracket, self._double = None, False
+        self._bracket = None
         self._visitors.clear()
 
     def _check(self, fault: Fault | None, double: bool) -> None:

@@ -51,6 +51,7 @@ def test_line_sites_round_trip() -> None:
     site = line_site("speculative/eagle3.py", 120)
     assert site == "line:speculative/eagle3.py:120"
     assert parse_line_site(site) == ("speculative/eagle3.py", 120)
+    assert parse_line_site("line:C:/eagle3.py:120") == ("C:/eagle3.py", 120)
 
 
 @pytest.mark.parametrize(

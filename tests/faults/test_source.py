@@ -73,9 +73,10 @@ def step():
         restore()
         if pending():
             rewind()
-    with Saved() as a, (
-        Saved()
-    ) as b:
+    with (
+        Saved() as a,
+        Saved() as b,
+    ):
         work()
     async def later():
         async with Saved():
@@ -84,7 +85,7 @@ def step():
     )
     restoring, entering = restore_lines(str(file))
     assert restoring == {6, 7, 8, 16, 17, 18}
-    assert entering == {19, 20, 24}
+    assert entering == {19, 20, 21, 25}
 
 
 def test_a_file_that_is_gone_has_no_restore_code() -> None:
@@ -107,10 +108,12 @@ def outer() -> object:
 
 
 def test_loaded_code_holds_each_function_of_the_accepted_files_once() -> None:
+    alive = [outer(), outer()]  # two functions that share their code
     codes = loaded_code(lambda filename: filename == __file__)
     names = [code.co_name for code in codes]
     for name in ("outer", "inner", "<lambda>", "code_of"):
         assert name in names
+    assert len(alive) == 2
     assert len({id(code) for code in codes}) == len(codes)
     assert {code.co_filename for code in codes} == {__file__}
     assert any(code is outer.__code__ for code in codes)
