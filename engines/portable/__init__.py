@@ -1,0 +1,43 @@
+"""The portable engine: one-model speculative decoding in torch, with upstream's rooms and names, on the tracer model.
+
+It needs nothing but torch and runs on CPU and CUDA by the same code; on CPU its graphs are emulated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import torch
+
+from engines.portable.session import PortableSession
+from scenarios import Config, Request, UsageError
+
+__all__ = ["PortableEngine", "PortableSession"]
+
+# Failures are part of the day's work here; who wants to read of them adds a handler.
+logging.getLogger("specfuzz.portable").addHandler(logging.NullHandler())
+
+
+class PortableEngine:
+    """See ``engines.base.Engine``. ``device`` is "cpu" or "cuda"; ``UsageError`` when this machine has none such."""
+
+    name = "portable"
+
+    def __init__(self, device: str = "cpu") -> None:
+        if device not in ("cpu", "cuda"):
+            raise UsageError(f"device: {device!r} is not known; write 'cpu' or 'cuda'")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UsageError(f"device: torch {torch.__version__} finds no CUDA device; write 'cpu'")
+        self.device = device
+
+    def open(
+        self,
+        config: Config,
+        requests: tuple[Request, ...] = (),
+        *,
+        observe: bool = True,
+        record: Collection[str] = (),
+    ) -> PortableSession:
+        """Start a session; ``ScenarioError`` for a configuration that is not valid."""
+        return PortableSession(config, requests, torch.device(self.device), observe=observe, record=record)

@@ -1,0 +1,180 @@
+"""``AttentionMetadata``: what the attention layers of a forward know of the batch.
+
+One long-lived object per engine, and one per captured graph; every step rewrites it in place. Batch order is
+always contexts, then generations.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from engines.portable._utils import maybe_pin_memory
+
+if TYPE_CHECKING:
+    from engines.portable.pyexecutor.resource_manager import KVCacheManager
+
+
+@dataclass
+class KVCacheParams:
+    """What a step knows of the cache before it runs.
+
+    use_cache                  whether there is one
+    num_cached_tokens_per_seq  tokens cached before the step, per row
+    num_extra_kv_tokens        tokens granted beyond the lengths, room for the draft loop
+    """
+
+    use_cache: bool
+    num_cached_tokens_per_seq: list[int] = field(default_factory=list)
+    num_extra_kv_tokens: int = 0
+
+
+@dataclass(kw_only=True, eq=False)
+class AttentionMetadata:
+    """Lengths and counts of the batch, with the save/restore that draft loops rely on.
+
+    ``seq_lens`` (int32 [n], host), ``seq_lens_cuda`` (int32 [n], device), ``num_contexts``, ``num_generations``,
+    ``num_ctx_tokens`` and ``num_tokens`` are properties; assigning the first or the third updates the others.
+    """
+
+    max_num_requests: int
+    max_num_tokens: int
+    device: torch.device
+    kv_cache_manager: KVCacheManager
+    kv_cache_params: KVCacheParams | None = None
+    request_ids: list[int] | None = None
+    prompt_lens: list[int] | None = None
+    all_rank_num_tokens: list[int] | None = None
+    is_cuda_graph: bool = field(default=False, init=False)
+    use_spec_decoding: bool = field(default=False, init=False)
+    _seq_lens: torch.Tensor | None = field(default=None, init=False)
+    _seq_lens_cuda: torch.Tensor | None = field(default=None, init=False)
+    _num_contexts: int = field(default=0, init=False)
+    _num_generations: int = field(default=0, init=False)
+    _num_ctx_tokens: int = field(default=0, init=False)
+    _num_tokens: int = field(default=0, init=False)
+    _saved_tensors: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Allocate the buffers; called again on the copy that belongs to a graph."""
+
+    def on_update(self) -> None:
+        """Recompute the counters from ``_seq_lens`` and ``num_contexts``; host work only."""
+        if self._seq_lens is None:
+            return
+        lens = self._seq_lens.tolist()
+        if 0 <= self._num_contexts <= len(lens):
+            self._num_ctx_tokens = sum(lens[: self._num_contexts])
+            self._num_generations = len(lens) - self._num_contexts
+        self._num_tokens = sum(lens)
+
+    @property
+    def seq_lens(self) -> torch.Tensor:
+        """Tokens that each row feeds: int32 [n], host."""
+        assert self._seq_lens is not None, "seq_lens is read before it is set"
+        return self._seq_lens
+
+    @seq_lens.setter
+    def seq_lens(self, value: torch.Tensor) -> None:
+        self._seq_lens = value
+        self.on_update()
+        self._seq_lens = maybe_pin_memory(value, self.device)
+        if self.is_cuda_graph and self._seq_lens_cuda is not None:
+            # The captured graph knows this address.
+            self._seq_lens_cuda.copy_(self._seq_lens, non_blocking=True)
+        else:
+            self._seq_lens_cuda = self._seq_lens.to(self.device, non_blocking=True, copy=True)
+
+    @property
+    def seq_lens_cuda(self) -> torch.Tensor:
+        """Tokens that each row feeds: int32 [n], device."""
+        assert self._seq_lens_cuda is not None, "seq_lens_cuda is read before seq_lens is set"
+        return self._seq_lens_cuda
+
+    @property
+    def num_contexts(self) -> int:
+        """Context rows, the first of the batch."""
+        return self._num_contexts
+
+    @num_contexts.setter
+    def num_contexts(self, value: int) -> None:
+        self._num_contexts = value
+        self.on_update()
+
+    @property
+    def num_generations(self) -> int:
+        """Generation rows; follows from ``seq_lens`` and ``num_contexts``."""
+        return self._num_generations
+
+    @property
+    def num_ctx_tokens(self) -> int:
+        """Tokens of the context rows."""
+        return self._num_ctx_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+        return self._num_tokens
+
+    @property
+    def num_seqs(self) -> int:
+        """Rows of the batch."""
+        return len(self.seq_lens)
+
+    def prepare(self) -> None:
+        """Fill the buffers of the backend from the fields of the step."""
+
+    def on_update_kv_lens(self) -> None:
+        """Told when the device's KV lengths were written outside ``prepare``."""
+
+    def update_for_spec_dec(self) -> None:
+        """Told by a draft loop when it has changed lengths or layout."""
+
+    def prepare_for_spec_dec(self, *fields: str) -> None:
+        """Save the tensors of ``fields`` and put clones in their place, for a draft loop to write on.
+
+        The originals, whose addresses captured graphs know, are not written until ``restore_from_spec_dec`` puts
+        them back. Raises ``AssertionError`` when something is still saved or a field holds no tensor.
+        """
+        assert not self._saved_tensors, (
+            f"prepare_for_spec_dec: {', '.join(self._saved_tensors)} of an earlier call not restored; "
+            "call restore_from_spec_dec first"
+        )
+        for name in fields:
+            tensor = getattr(self, name, None)
+            assert isinstance(tensor, torch.Tensor), f"prepare_for_spec_dec: {name} is no tensor and cannot be saved"
+            # Saved first: if the clone fails, restoring is right, as the original is still in place.
+            self._saved_tensors[name] = tensor
+            setattr(self, name, tensor.clone())
+
+    def restore_from_spec_dec(self) -> None:
+        """Put every saved tensor back, the object itself; does nothing when none is saved."""
+        for name, tensor in self._saved_tensors.items():
+            setattr(self, name, tensor)
+        self._saved_tensors.clear()
+
+    @property
+    def has_spec_dec_saved_state(self) -> bool:
+        """Whether ``prepare_for_spec_dec`` waits for its ``restore_from_spec_dec``."""
+        return bool(self._saved_tensors)
+
+    def create_cuda_graph_metadata(self, max_batch_size: int, max_draft_tokens: int = 0) -> AttentionMetadata:
+        """The metadata of a graph of ``max_batch_size`` generations with ``max_draft_tokens`` draft slots each.
+
+        It has buffers of its own, which keep their addresses; its lengths are fixed. Graph metadata returns
+        itself.
+        """
+        if self.is_cuda_graph:
+            return self
+        metadata = copy.copy(self)
+        metadata.is_cuda_graph = True
+        # Upstream's copy shares the dict, so a save that leaks from one object blocks all of them.
+        metadata._saved_tensors = {}
+        metadata._seq_lens_cuda = None
+        metadata.seq_lens = torch.full((max_batch_size,), 1 + max_draft_tokens, dtype=torch.int32)
+        metadata.num_contexts = 0
+        metadata.__post_init__()
+        return metadata

@@ -1,0 +1,139 @@
+"""``TrtllmAttentionMetadata``: the buffers that the TRTLLM attention kernels read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from engines.portable._utils import host_tensor, maybe_pin_memory
+from engines.portable.attention.backends.interface import AttentionMetadata
+
+if TYPE_CHECKING:
+    from engines.portable.speculative.interface import SpecMetadata
+
+
+@lru_cache(maxsize=64)
+def linear_position_offsets(max_num_requests: int, width: int, device: torch.device) -> torch.Tensor:
+    """Offsets of a generation's rows from its first position, per request: int32 [max_num_requests, width].
+
+    One table for the whole process; it must not be written.
+    """
+    return torch.arange(width, dtype=torch.int32, device=device).repeat(max_num_requests, 1)
+
+
+@lru_cache(maxsize=64)
+def linear_packed_mask(max_num_requests: int, width: int, device: torch.device) -> torch.Tensor:
+    """Which draft rows each row may see, 32 to a word: int32 [max_num_requests, width, ceil(width / 32)].
+
+    Row ``i`` has bits ``0..i % 32`` of word ``i // 32``. As upstream has it, the words before that one stay 0.
+    One table for the whole process; it must not be written.
+    """
+    mask = torch.zeros(width, -(-width // 32), dtype=torch.int64)
+    for row in range(width):
+        mask[row, row // 32] = 2 ** (row % 32 + 1) - 1
+    return mask.to(torch.int32).repeat(max_num_requests, 1, 1).to(device)
+
+
+@dataclass(kw_only=True, eq=False)
+class TrtllmAttentionMetadata(AttentionMetadata):
+    """Per-request buffers of ``max_num_requests`` rows, of which the first ``num_seqs`` are in use.
+
+    kv_lens_cuda            int32, device: KV length of each row, this step's tokens included
+    kv_lens                 int32, host: the same plus the extra tokens, what the pages must hold
+    kv_lens_runtime         int32 [n], host: the same without them, what the kernels are told; new in each step
+    host_total_kv_lens      int32 [2], host: sums over contexts and over generations
+    host_request_types      int32, host: 0 context, 1 generation
+    prompt_lens_cpu, _cuda  int32
+    kv_cache_block_offsets  int32 [pools, rows, 2, max_blocks_per_seq], device: pages of each row, for K and for V
+    mla_cu_q_rows, mla_cu_kv_seqlens  int32 [rows + 1], device: running totals of ``seq_lens_cuda`` and
+        ``kv_lens_cuda``, rebuilt on demand once a hook has invalidated them (PR #12161)
+    """
+
+    is_spec_decoding_enabled: bool = field(default=False, init=False)
+    spec_decoding_position_offsets: torch.Tensor | None = field(default=None, init=False)
+    spec_decoding_packed_mask: torch.Tensor | None = field(default=None, init=False)
+    spec_decoding_generation_lengths: torch.Tensor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        rows = self.max_num_requests
+        self.kv_lens_cuda = self._device_buffer(rows)
+        self.prompt_lens_cuda = self._device_buffer(rows)
+        self.kv_lens = self._host_buffer(rows)
+        self.prompt_lens_cpu = self._host_buffer(rows)
+        self.host_request_types = self._host_buffer(rows)
+        self.host_total_kv_lens = torch.zeros(2, dtype=torch.int32)
+        self.kv_lens_runtime = self.kv_lens[:0]
+        self.kv_cache_block_offsets = self._device_buffer(1, rows, 2, self.kv_cache_manager.max_blocks_per_seq)
+        self.mla_cu_q_rows = self._device_buffer(rows + 1)
+        self.mla_cu_kv_seqlens = self._device_buffer(rows + 1)
+        self._mla_scheduler_buffers_valid = False
+
+    def _device_buffer(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=self.device)
+
+    def _host_buffer(self, *shape: int) -> torch.Tensor:
+        return maybe_pin_memory(torch.zeros(shape, dtype=torch.int32), self.device)
+
+    def prepare(self) -> None:
+        """Fill the buffers from ``seq_lens``, ``prompt_lens``, ``request_ids`` and ``kv_cache_params``.
+
+        Raises ``AssertionError`` when a KV length, extra tokens included, exceeds the manager's ``max_seq_len``.
+        """
+        super().prepare()
+        assert self.prompt_lens is not None, "prepare: prompt_lens is not set"
+        assert self.request_ids is not None, "prepare: request_ids is not set"
+        assert self.kv_cache_params is not None, "prepare: kv_cache_params is not set"
+        n, contexts = self.num_seqs, self.num_contexts
+        prompt_lens = host_tensor(self.prompt_lens, self.device)
+        self.prompt_lens_cpu[:n].copy_(prompt_lens)
+        self.prompt_lens_cuda[:n].copy_(prompt_lens, non_blocking=True)
+
+        cached = torch.tensor(self.kv_cache_params.num_cached_tokens_per_seq, dtype=torch.int32)
+        kv = maybe_pin_memory(cached + self.seq_lens, self.device)
+        self.kv_lens[:n].copy_(kv + self.kv_cache_params.num_extra_kv_tokens)
+        self.kv_lens_cuda[:n].copy_(kv, non_blocking=True)
+        self.kv_lens_runtime = kv
+        lens = kv.tolist()
+        self.host_total_kv_lens.copy_(torch.tensor([sum(lens[:contexts]), sum(lens[contexts:])], dtype=torch.int32))
+        self.host_request_types[:contexts].fill_(0)
+        self.host_request_types[contexts:n].fill_(1)
+
+        self.kv_cache_manager.copy_batch_block_offsets(self.kv_cache_block_offsets, self.request_ids)
+        longest, limit = max(lens) + self.kv_cache_params.num_extra_kv_tokens, self.kv_cache_manager.max_seq_len
+        assert longest <= limit, f"prepare: a KV length of {longest}, extra tokens included, exceeds {limit}"
+        self._mla_scheduler_buffers_valid = False
+
+    def on_update_kv_lens(self) -> None:
+        """Forget what was derived from ``kv_lens_cuda``."""
+        super().on_update_kv_lens()
+        self._mla_scheduler_buffers_valid = False
+
+    def update_for_spec_dec(self) -> None:
+        """Forget what was derived from lengths and layout."""
+        super().update_for_spec_dec()
+        self._mla_scheduler_buffers_valid = False
+
+    def mla_scheduler_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Running totals of the query and of the KV lengths: two of int32 [n + 1], device, from 0 on."""
+        n = self.num_seqs
+        if not self._mla_scheduler_buffers_valid:
+            torch.cumsum(self.seq_lens_cuda, 0, dtype=torch.int32, out=self.mla_cu_q_rows[1 : n + 1])
+            torch.cumsum(self.kv_lens_cuda[:n], 0, dtype=torch.int32, out=self.mla_cu_kv_seqlens[1 : n + 1])
+            self._mla_scheduler_buffers_valid = True
+        return self.mla_cu_q_rows[: n + 1], self.mla_cu_kv_seqlens[: n + 1]
+
+    def update_spec_dec_param(self, is_spec_decoding_enabled: bool, spec_metadata: SpecMetadata) -> None:
+        """Tell the kernels how many rows each generation feeds; linear drafts, one mask for all requests."""
+        self.is_spec_decoding_enabled = is_spec_decoding_enabled
+        self.use_spec_decoding = is_spec_decoding_enabled
+        if not is_spec_decoding_enabled:
+            return
+        width, rows = spec_metadata.runtime_tokens_per_gen_step, self.max_num_requests
+        if self.spec_decoding_generation_lengths is None:
+            self.spec_decoding_generation_lengths = self._device_buffer(rows)
+        self.spec_decoding_generation_lengths.fill_(width)
+        self.spec_decoding_position_offsets = linear_position_offsets(rows, width, self.device)
+        self.spec_decoding_packed_mask = linear_packed_mask(rows, width, self.device)

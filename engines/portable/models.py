@@ -1,0 +1,270 @@
+"""The tracer model as target and as draft models, called as upstream's are.
+
+They reach the KV cache through the attention metadata alone: lengths, block table and pools. A hidden row is
+int64 [2]: the digest that is passed on, and the digest that the head turns into a token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from engines.portable.speculative.interface import SpeculativeDecodingMode
+from engines.tracer import Rows, Tracer, choose, disagree, locate, one_hot
+from scenarios.tracer import PRIME
+
+HIDDEN_SIZE: Final = 2
+NUM_LAYERS: Final = 3
+"""Layers of the target whose outputs a drafter may read: the digest times 1, 2 and 3."""
+TARGET_LAYER: Final = 0
+DRAFT_LAYER: Final = 1
+"""Layers of the KV cache."""
+
+
+class LMHead(nn.Module):
+    """Turns the second column of hidden rows into tokens: int64 [rows]."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return choose(hidden_states[:, 1])
+
+
+class LogitsProcessor(nn.Module):
+    """Logits of hidden rows: float32 [rows, VOCAB_SIZE]."""
+
+    def forward(
+        self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
+    ) -> Tensor:
+        return one_hot(lm_head(hidden_states))
+
+
+class Steering:
+    """Makes a drafter as good as a scenario wants it: which of a row's drafts the target will agree with.
+
+    agree  int64 [max_num_requests], device: so many, from the first on, per row
+    depth  draft steps done in this forward
+    """
+
+    def __init__(self, max_num_requests: int, device: torch.device) -> None:
+        self.agree = torch.zeros(max_num_requests, dtype=torch.int64, device=device)
+        self.depth = 0
+
+    def steer(self, agree: list[int]) -> None:
+        """Set ``agree`` for the rows of the next step."""
+        self.agree[: len(agree)].copy_(torch.tensor(agree))
+
+
+class SteeredLogitsProcessor(nn.Module):
+    """A draft head that disagrees where it is told to; one call per depth, or all depths in one when parallel."""
+
+    def __init__(self, steering: Steering, parallel: bool) -> None:
+        super().__init__()
+        self.steering = steering
+        self.parallel = parallel
+
+    def forward(
+        self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
+    ) -> Tensor:
+        tokens = lm_head(hidden_states)
+        if self.parallel:
+            gens = attn_metadata.num_generations
+            depths = torch.arange(len(tokens) // gens, device=tokens.device)
+            first = attn_metadata.num_contexts
+            agrees = (self.steering.agree[first : first + gens].unsqueeze(1) > depths).flatten()
+        else:
+            agrees = self.steering.agree[: len(tokens)] > self.steering.depth
+            self.steering.depth += 1
+        return one_hot(torch.where(agrees, tokens, disagree(tokens)))
+
+
+class TracerModel(nn.Module):
+    """Base of target and drafters: finds its rows in the cache."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def _place(self, attn_metadata: Any, num_rows: int) -> tuple[Tensor, Rows]:
+        """Block table, int32 [n, pages], and rows."""
+        table = attn_metadata.kv_cache_block_offsets[0, : attn_metadata.num_seqs, 0]
+        return table, locate(*attn_metadata.mla_scheduler_buffers(), num_rows)
+
+
+class TargetModel(TracerModel):
+    """The target: hidden rows, int64 [rows, 2], both columns the digest."""
+
+    def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
+        table, rows = self._place(attn_metadata, input_ids.shape[0])
+        pool = attn_metadata.kv_cache_manager.get_buffers(TARGET_LAYER)
+        digests = self.tracer.target(pool, table, rows, position_ids.squeeze(0), input_ids)
+        hidden_states = digests.unsqueeze(1).expand(-1, HIDDEN_SIZE)
+        for layer in range(NUM_LAYERS):
+            if spec_metadata.is_layer_capture(layer):
+                spec_metadata.maybe_capture_hidden_states(layer, hidden_states * (layer + 1) % PRIME)
+        return hidden_states
+
+
+class ShiftedDraftModel(TracerModel):
+    """A drafter that is given, at each position, the token after it: with hidden states or without."""
+
+    def _draft(
+        self, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, hidden_states: Tensor | None = None
+    ) -> Tensor:
+        """Hidden rows: the digest, and what the head chooses from."""
+        table, rows = self._place(attn_metadata, input_ids.shape[0])
+        manager = attn_metadata.kv_cache_manager
+        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(DRAFT_LAYER)
+        digests, own = self.tracer.shifted(*pools, table, rows, position_ids, input_ids)
+        choices = digests if hidden_states is None else (2 * (hidden_states[:, 0] + own) - digests) % PRIME
+        return torch.stack([digests, choices], dim=1)
+
+
+class Eagle3Layers(ShiftedDraftModel):
+    """The layers of an Eagle3 drafter: rows for the head, and hidden states to save."""
+
+    def forward(
+        self,
+        *,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        all_rank_num_tokens: list[int] | None,
+    ) -> tuple[Tensor, Tensor]:
+        hidden = self._draft(input_ids, position_ids, attn_metadata, hidden_states)
+        return hidden, hidden
+
+
+class MTPLayer(ShiftedDraftModel):
+    """One MTP layer, with its head."""
+
+    def __init__(self, tracer: Tracer, shared_head: nn.Module) -> None:
+        super().__init__(tracer)
+        self.shared_head = shared_head
+
+    def forward(
+        self,
+        *,
+        embed_tokens: Any,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        all_rank_num_tokens: list[int] | None,
+    ) -> Tensor:
+        return self._draft(input_ids, position_ids, attn_metadata, hidden_states)
+
+
+class DraftTargetLayers(ShiftedDraftModel):
+    """The layers of a separate draft model."""
+
+    def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
+        return self._draft(input_ids, position_ids, attn_metadata)
+
+
+class PARDLayers(TracerModel):
+    """The layers of a parallel drafter: hidden rows whose masks are seen as what the target would choose."""
+
+    def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
+        table, rows = self._place(attn_metadata, input_ids.shape[0])
+        manager = attn_metadata.kv_cache_manager
+        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(DRAFT_LAYER)
+        masks = spec_metadata.runtime_tokens_per_gen_step - 1 if attn_metadata.num_generations else 0
+        digests = self.tracer.parallel(*pools, table, rows, position_ids, input_ids, masks)
+        return digests.unsqueeze(1).expand(-1, HIDDEN_SIZE)
+
+
+class DraftModel(nn.Module):
+    """A draft model as its worker calls it: ``model`` and ``logits_processor``, or ``mtp_layers``."""
+
+    def __init__(self, steering: Steering) -> None:
+        super().__init__()
+        self.steering = steering
+        self.lm_head = LMHead()
+
+
+class Eagle3DraftModel(DraftModel):
+    """Eagle3: ``apply_eagle3_fc``, ``model``, ``logits_processor``."""
+
+    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+        super().__init__(steering)
+        self.model = Eagle3Layers(tracer)
+        self.logits_processor = SteeredLogitsProcessor(steering, parallel=False)
+
+    def apply_eagle3_fc(self, hidden_states: Tensor) -> Tensor:
+        """Project what was captured of three layers, [rows, 3 * HIDDEN_SIZE], to one hidden row."""
+        _, second, third = hidden_states.split(HIDDEN_SIZE, dim=1)
+        return (third - second) % PRIME
+
+
+class MTPDraftModel(DraftModel):
+    """MTP-Eagle: ``mtp_layers[0]`` with its ``shared_head``, and ``embed_tokens``."""
+
+    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+        super().__init__(steering)
+        self.embed_tokens = None
+        self.mtp_layers = nn.ModuleList([MTPLayer(tracer, SteeredLogitsProcessor(steering, parallel=False))])
+
+
+class DraftTargetDraftModel(DraftModel):
+    """DraftTarget: ``model``, ``logits_processor``."""
+
+    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+        super().__init__(steering)
+        self.model = DraftTargetLayers(tracer)
+        self.logits_processor = SteeredLogitsProcessor(steering, parallel=False)
+
+
+class PARDDraftModel(DraftModel):
+    """PARD: ``model``, ``logits_processor``."""
+
+    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+        super().__init__(steering)
+        self.model = PARDLayers(tracer)
+        self.logits_processor = SteeredLogitsProcessor(steering, parallel=True)
+
+
+def get_draft_model(mode: SpeculativeDecodingMode, tracer: Tracer, steering: Steering) -> DraftModel:
+    """The draft model that the mode's worker calls."""
+    models: dict[SpeculativeDecodingMode, type[Any]] = {
+        SpeculativeDecodingMode.EAGLE3_ONE_MODEL: Eagle3DraftModel,
+        SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPDraftModel,
+        SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL: DraftTargetDraftModel,
+        SpeculativeDecodingMode.PARD: PARDDraftModel,
+    }
+    model: DraftModel = models[mode](tracer, steering)
+    return model
+
+
+class SpecDecOneEngineForCausalLM(nn.Module):
+    """Target, drafter and worker as one model: one forward verifies and drafts."""
+
+    def __init__(self, tracer: Tracer, draft_model: DraftModel, spec_worker: nn.Module) -> None:
+        super().__init__()
+        self.model = TargetModel(tracer)
+        self.lm_head = LMHead()
+        self.logits_processor = LogitsProcessor()
+        self.draft_model = draft_model
+        self.spec_worker = spec_worker
+
+    def forward(
+        self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any
+    ) -> dict[str, Tensor]:
+        """Run the target, then the worker; returns the worker's outputs."""
+        self.draft_model.steering.depth = 0
+        common = {"attn_metadata": attn_metadata, "spec_metadata": spec_metadata}
+        hidden_states = self.model(input_ids=input_ids, position_ids=position_ids, **common)
+        rows = hidden_states.index_select(0, spec_metadata.gather_ids)
+        logits = self.logits_processor(rows, self.lm_head, attn_metadata, True)
+        outputs: dict[str, Tensor] = self.spec_worker(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            hidden_states=hidden_states,
+            logits=logits,
+            draft_model=self.draft_model,
+            **common,
+        )
+        return outputs

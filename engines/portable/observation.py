@@ -1,0 +1,250 @@
+"""Reads the engine's objects at the sub-steps of a step. Called by listeners of seams; the engine knows none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from engines.portable._utils import is_current_stream_capturing
+from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
+from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
+from faults import is_injected, raised_at
+from scenarios import Config, Phase, Step, Substep
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
+
+Fields = dict[str, Any]
+
+_IDENTITY = ("_seq_lens", "_seq_lens_cuda", "kv_lens_cuda", "host_request_types", "kv_cache_block_offsets")
+_WORKER_STATE = ("_spec_dec_attn_metadata", "_kv_rewind_pending")
+"""Worker attributes that say whether something is still to be put back."""
+
+
+class Labels:
+    """Names tensor objects: the same object has the same label for as long as it lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ref[Tensor], str]] = {}
+        self._count = 0
+
+    def __call__(self, tensor: Tensor) -> str:
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            self._count += 1
+            known = self._known[id(tensor)] = ref(tensor), f"tensor-{self._count}"
+        return known[1]
+
+
+def _cut(rows: Tensor, lens: Iterable[int]) -> list[list[int]]:
+    return [row[:n] for row, n in zip(rows.tolist(), lens)]
+
+
+class Observer:
+    """Collects the sub-steps of one step after the other.
+
+    While a CUDA graph is being captured nothing on the device can be read, and what is recorded has not run yet:
+    device fields of that forward are read at its start and once the graph has run.
+    """
+
+    def __init__(self, config: Config, executor: PyExecutor, worker: Any) -> None:
+        self._config = config
+        self._executor = executor
+        self._kv_cache_manager = executor.kv_cache_manager
+        self._worker = worker
+        self._label = Labels()
+        self._substeps: list[Substep] = []
+        self._batch = ScheduledRequests()
+        self._phase = Phase.EAGER
+        self._run = 0
+        self._drafts = 0
+        self._attn_metadata: Any = None
+
+    def begin(self, step: Step, batch: ScheduledRequests) -> None:
+        """A step is about to start."""
+        self._batch, self._phase = batch, step.phase
+        self._substeps, self._run, self._attn_metadata = [], -1, None
+
+    def substeps(self) -> tuple[Substep, ...]:
+        """Sub-steps of the step so far."""
+        return tuple(self._substeps)
+
+    def prepared(self, result: Any, args: Any, kwargs: Any) -> None:
+        """After the inputs were prepared."""
+        attn, spec = result["attn_metadata"], result["spec_metadata"]
+        self._attn_metadata = attn
+        n = attn.num_seqs
+        pages = [len(self._kv_cache_manager.get_block_ids(r.py_request_id)) for r in self._batch.all_requests()]
+        fields = self._metadata(attn)
+        fields.update(
+            kv_lens=attn.kv_lens.tolist()[:n],
+            kv_lens_runtime=attn.kv_lens_runtime.tolist(),
+            host_total_kv_lens=attn.host_total_kv_lens.tolist(),
+            prompt_lens_cpu=attn.prompt_lens_cpu.tolist()[:n],
+            prompt_lens_cuda=attn.prompt_lens_cuda.tolist()[:n],
+            kv_cache_block_offsets=_cut(attn.kv_cache_block_offsets[0, :n, 0], pages),
+            request_ids=[None if r.is_dummy else r.py_request_id for r in self._batch.all_requests()],
+            gather_ids=spec.gather_ids.tolist(),
+            draft_tokens=spec.draft_tokens.tolist(),
+            runtime_draft_len=spec.runtime_draft_len,
+            runtime_tokens_per_gen_step=spec.runtime_tokens_per_gen_step,
+            input_ids=result["input_ids"].tolist(),
+            position_ids=result["position_ids"].flatten().tolist(),
+        )
+        self._add(PREPARED, fields)
+
+    def entered(self, args: Any, kwargs: Any) -> None:
+        """Before a forward of the model."""
+        if not self._cuda_capture():
+            self._enter()
+
+    def capture_begins(self, args: Any, kwargs: Any) -> None:
+        """Before a graph is captured."""
+        if self._on_cuda:
+            self._enter()
+
+    def replay_begins(self, args: Any, kwargs: Any) -> None:
+        """Before a graph is replayed."""
+        self._enter()
+
+    def verified(self, result: Any, args: Any, kwargs: Any) -> None:
+        """After the worker accepted drafts."""
+        fields = self._metadata(self._attn_metadata)
+        if not self._cuda_capture():
+            accepted, counts = result[0], result[1].tolist()
+            fields.update(num_accepted_tokens=counts, accepted_tokens=_cut(accepted, counts))
+        self._add(VERIFIED, fields)
+
+    def saved(self, result: Any, args: Any, kwargs: Any) -> None:
+        """After ``prepare_for_spec_dec``."""
+        self._add(SAVED, self._metadata(self._attn_metadata))
+
+    def drafting(self, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Before a call of the draft model."""
+        fields = self._metadata(self._attn_metadata)
+        if not self._cuda_capture():
+            fields["input_ids"] = kwargs["input_ids"].tolist()
+            fields["position_ids"] = kwargs["position_ids"].tolist()
+            if "hidden_states" in kwargs:
+                fields["hidden_states"] = kwargs["hidden_states"][:, 0].tolist()
+        if "all_rank_num_tokens" in kwargs:
+            fields["draft_all_rank_num_tokens"] = kwargs["all_rank_num_tokens"]
+        self._add(draft(self._drafts), fields)
+        self._drafts += 1
+
+    def worker_returned(self, result: Any, args: Any, kwargs: Any) -> None:
+        """After the worker's forward."""
+        if not self._cuda_capture():
+            self._restored(result)
+
+    def captured(self, result: Any, args: Any, kwargs: Any) -> None:
+        """After a graph was captured and has run once."""
+        if self._on_cuda:
+            self._restored(self._executor.model_engine.cuda_graph_runner.graphs[args[0]].outputs)
+
+    def replayed(self, result: Any, args: Any, kwargs: Any) -> None:
+        """After a graph was replayed."""
+        self._restored(result)
+
+    def updated(self, args: Any, kwargs: Any) -> None:
+        """Before the requests that are finished end."""
+        requests = self._executor.active_requests
+        generations = [r for r in self._batch.generation_requests if not r.is_dummy]
+        target_kv, draft_kv = self._cache_content(requests.values())
+        fields = self._ledger()
+        fields.update(
+            emitted={i: list(r.generated) for i, r in requests.items()},
+            py_rewind_len={r.py_request_id: r.py_rewind_len for r in generations},
+            py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
+            target_kv=target_kv,
+            draft_kv=draft_kv,
+        )
+        self._add(UPDATED, fields, run=0)
+
+    def failed(self, error: Exception) -> None:
+        """After the executor has handled a failure."""
+        fields: Fields = {}
+        if self._attn_metadata is not None:
+            lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
+            fields = self._metadata(self._attn_metadata, device=not lost)
+        fields.update(self._ledger(), exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
+        self._add(FAILED, fields, run=0)
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self._kv_cache_manager.device.type == "cuda"
+
+    def _cuda_capture(self) -> bool:
+        return self._on_cuda and is_current_stream_capturing()
+
+    def _enter(self) -> None:
+        self._run += 1
+        self._drafts = 0
+        self._add(ENTERED, self._metadata(self._attn_metadata))
+
+    def _restored(self, outputs: Mapping[str, Tensor]) -> None:
+        fields = self._metadata(self._attn_metadata)
+        lens = outputs["new_tokens_lens"].tolist()
+        state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
+        fields.update(
+            new_tokens=_cut(outputs["new_tokens"], lens),
+            new_tokens_lens=lens,
+            next_draft_tokens=outputs["next_draft_tokens"].tolist(),
+            next_new_tokens=outputs["next_new_tokens"].tolist(),
+            worker_state={name: bool(value) for name, value in state.items()},
+        )
+        self._add(RESTORED, fields)
+
+    def _metadata(self, attn: Any, device: bool = True) -> Fields:
+        n = attn.num_seqs
+        fields: Fields = {
+            "num_contexts": attn.num_contexts,
+            "num_generations": attn.num_generations,
+            "num_ctx_tokens": attn.num_ctx_tokens,
+            "num_tokens": attn.num_tokens,
+            "_seq_lens": attn._seq_lens.tolist(),
+            "host_request_types": attn.host_request_types.tolist()[:n],
+            "use_spec_decoding": attn.use_spec_decoding,
+            "all_rank_num_tokens": attn.all_rank_num_tokens,
+            "_saved_tensors": list(attn._saved_tensors),
+            "identity": {name: self._label(getattr(attn, name)) for name in _IDENTITY},
+        }
+        if device and not self._cuda_capture():
+            fields["_seq_lens_cuda"] = attn._seq_lens_cuda.tolist()
+            fields["kv_lens_cuda"] = attn.kv_lens_cuda.tolist()[:n]
+        return fields
+
+    def _ledger(self) -> Fields:
+        manager, requests = self._kv_cache_manager, self._executor.active_requests
+        return {
+            "kv_tokens": {i: manager.get_num_tokens(i) for i in requests},
+            "kv_blocks": {i: list(manager.get_block_ids(i)) for i in requests},
+            "free_blocks": manager.get_num_free_blocks(),
+        }
+
+    def _cache_content(self, requests: Iterable[LlmRequest]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Entries of the committed slots of each request, in both pools, read in one go."""
+        manager = self._kv_cache_manager
+        size = manager.tokens_per_block
+        used = {r.py_request_id: r.num_cached_tokens for r in requests}
+        blocks = {i: manager.get_block_ids(i)[: -(-tokens // size)] for i, tokens in used.items()}
+        pages = torch.tensor([b for owned in blocks.values() for b in owned], dtype=torch.int64, device=manager.device)
+        pools = manager.kv_cache_pools.index_select(1, pages).flatten(1).tolist()
+        content: list[dict[int, list[int]]] = [{}, {}]
+        begin = 0
+        for i, tokens in used.items():
+            for slots, kept in zip(pools, content):
+                kept[i] = slots[begin : begin + tokens]
+            begin += len(blocks[i]) * size
+        return content[0], content[1]
+
+    def _add(self, name: str, fields: Fields, run: int | None = None) -> None:
+        number = max(self._run, 0) if run is None else run
+        self._substeps.append(Substep(name, number, self._phase_of(number), fields))
+
+    def _phase_of(self, run: int) -> str:
+        if self._phase is Phase.CAPTURE:
+            return "graph_warmup" if run < self._config.graph_warmup_runs else "capture"
+        return "replay" if self._phase is Phase.REPLAY else "eager"

@@ -1,0 +1,76 @@
+"""A request as the executor keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class LlmRequest:
+    """Tokens and positions of one request; a dummy is one that start-up makes up.
+
+    py_request_id                  its id; ids of dummies are no user's
+    prompt                         prompt tokens
+    context_current_position       prompt tokens computed so far
+    context_chunk_size             prompt tokens that this step computes
+    generated                      tokens emitted
+    py_draft_tokens                drafts to verify, one per draft slot of the step
+    py_num_accepted_draft_tokens   drafts accepted in the last step
+    py_rewind_len                  KV tokens to give back after it
+    """
+
+    py_request_id: int
+    prompt: list[int]
+    is_dummy: bool = False
+    context_current_position: int = 0
+    context_chunk_size: int = 0
+    generated: list[int] = field(default_factory=list)
+    py_draft_tokens: list[int] = field(default_factory=list)
+    py_num_accepted_draft_tokens: int = 0
+    py_rewind_len: int = 0
+
+    @property
+    def py_prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
+
+    @property
+    def is_context(self) -> bool:
+        """Whether prompt tokens are still to be computed, or nothing was emitted yet."""
+        return not self.generated
+
+    @property
+    def is_first_context_chunk(self) -> bool:
+        """Whether none of the prompt is computed yet."""
+        return self.context_current_position == 0
+
+    @property
+    def context_chunk(self) -> list[int]:
+        """Prompt tokens of this step."""
+        begin = self.context_current_position
+        return self.prompt[begin : begin + self.context_chunk_size]
+
+    @property
+    def prompt_lookahead_token(self) -> int | None:
+        """The prompt token after this step's chunk, None when the chunk is the last."""
+        end = self.context_current_position + self.context_chunk_size
+        return self.prompt[end] if end < len(self.prompt) else None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens whose KV is in the cache between two steps: all but the last one emitted."""
+        if self.is_context:
+            return self.context_current_position
+        return len(self.prompt) + len(self.generated) - 1
+
+
+@dataclass(frozen=True)
+class ScheduledRequests:
+    """The batch of one step: contexts first, then generations."""
+
+    context_requests: tuple[LlmRequest, ...] = ()
+    generation_requests: tuple[LlmRequest, ...] = ()
+
+    def all_requests(self) -> tuple[LlmRequest, ...]:
+        """Requests in row order."""
+        return self.context_requests + self.generation_requests

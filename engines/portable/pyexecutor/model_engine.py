@@ -1,0 +1,174 @@
+"""Turns a batch into the inputs of one forward, and runs it: by Python, or as a CUDA graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engines.portable._utils import host_tensor
+from engines.portable.attention.backends.interface import KVCacheParams
+from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner, GraphKey
+from engines.portable.pyexecutor.llm_request import ScheduledRequests
+from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Flattened inputs of a batch; one entry per sequence in all but the first four."""
+
+    input_ids: list[int]
+    position_ids: list[int]
+    gather_ids: list[int]
+    draft_tokens: list[int]
+    sequence_lengths: list[int]
+    num_cached_tokens: list[int]
+    prompt_lengths: list[int]
+    request_ids: list[int]
+
+
+class PyTorchModelEngine:
+    """The model with the long-lived objects that each step rewrites: metadata, input buffers, graphs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec_config: DecodingConfig,
+        spec_metadata: SpecMetadata,
+        kv_cache_manager: KVCacheManager,
+        cuda_graph_runner: CUDAGraphRunner,
+        max_num_requests: int,
+        max_num_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.spec_config = spec_config
+        self.spec_metadata = spec_metadata
+        self.kv_cache_manager = kv_cache_manager
+        self.cuda_graph_runner = cuda_graph_runner
+        self.device = device
+        self.attn_metadata = TrtllmAttentionMetadata(
+            max_num_requests=max_num_requests,
+            max_num_tokens=max_num_tokens,
+            device=device,
+            kv_cache_manager=kv_cache_manager,
+        )
+        self.input_ids_cuda = self._buffer(max_num_tokens)
+        self.position_ids_cuda = self._buffer(max_num_tokens)
+        self.gather_ids_cuda = self._buffer(max_num_tokens)
+        self.draft_tokens_cuda = self._buffer(max_num_tokens)
+
+    def _buffer(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=self.device)
+
+    def forward(
+        self,
+        scheduled_requests: ScheduledRequests,
+        runtime_draft_len: int,
+        *,
+        use_cuda_graph: bool = False,
+        capture: bool = False,
+    ) -> dict[str, Tensor]:
+        """Prepare the batch and run it.
+
+        use_cuda_graph  replay the graph of its shape
+        capture         capture that graph, again if there is one
+        """
+        attn_metadata: Any = self.attn_metadata
+        spec_metadata = self.spec_metadata
+        spec_metadata.runtime_draft_len = runtime_draft_len
+        width = self.spec_config.get_runtime_tokens_per_gen_step(runtime_draft_len)
+        spec_metadata.runtime_tokens_per_gen_step = width
+        attn_metadata.update_spec_dec_param(True, spec_metadata)
+        key: GraphKey = (len(scheduled_requests.generation_requests), width - 1)
+        if use_cuda_graph or capture:
+            attn_metadata, spec_metadata = self.cuda_graph_runner.get_graph_metadata(key, attn_metadata, spec_metadata)
+        inputs = self._prepare_inputs(scheduled_requests, attn_metadata, spec_metadata)
+        if capture:
+            return self.cuda_graph_runner.capture(key, self._forward_step, inputs)
+        if use_cuda_graph:
+            return self.cuda_graph_runner.replay(key, inputs)
+        return self._forward_step(inputs)
+
+    def _forward_step(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """One forward; in a graph, all of it is captured."""
+        self._preprocess_inputs(inputs)
+        outputs: dict[str, Tensor] = self.model(**inputs)
+        return outputs
+
+    def _preprocess_inputs(self, inputs: dict[str, Any]) -> None:
+        inputs["attn_metadata"].on_update_kv_lens()
+
+    def _prepare_inputs(
+        self, scheduled_requests: ScheduledRequests, attn_metadata: Any, spec_metadata: SpecMetadata
+    ) -> dict[str, Any]:
+        """Fill input buffers and both metadata objects: the keyword arguments of the model's forward."""
+        rows = self._flatten(scheduled_requests)
+        num_tokens = len(rows.input_ids)
+        contexts = scheduled_requests.context_requests
+
+        if not attn_metadata.is_cuda_graph:
+            attn_metadata.seq_lens = torch.tensor(rows.sequence_lengths, dtype=torch.int32)
+        attn_metadata.request_ids = rows.request_ids
+        attn_metadata.prompt_lens = rows.prompt_lengths
+        attn_metadata.num_contexts = len(contexts)
+        attn_metadata.kv_cache_params = KVCacheParams(
+            use_cache=True,
+            num_cached_tokens_per_seq=rows.num_cached_tokens,
+            num_extra_kv_tokens=self.spec_config.num_extra_kv_tokens,
+        )
+        attn_metadata.kv_cache_manager = self.kv_cache_manager
+        attn_metadata.prepare()
+        attn_metadata.all_rank_num_tokens = None
+
+        spec_metadata.draft_tokens = self._upload(rows.draft_tokens, self.draft_tokens_cuda)
+        spec_metadata.gather_ids = self._upload(rows.gather_ids, self.gather_ids_cuda)
+        spec_metadata.request_ids = rows.request_ids
+        spec_metadata.seq_lens = rows.sequence_lengths
+        spec_metadata.num_generations = len(scheduled_requests.generation_requests)
+        spec_metadata.num_tokens = num_tokens
+        spec_metadata.runtime_draft_len = self.spec_metadata.runtime_draft_len
+        spec_metadata.runtime_tokens_per_gen_step = self.spec_metadata.runtime_tokens_per_gen_step
+        spec_metadata.populate_context_prompt_lookahead(contexts)
+        spec_metadata.prepare()
+
+        return {
+            "input_ids": self._upload(rows.input_ids, self.input_ids_cuda),
+            "position_ids": self._upload(rows.position_ids, self.position_ids_cuda).unsqueeze(0),
+            "attn_metadata": attn_metadata,
+            "spec_metadata": spec_metadata,
+        }
+
+    def _flatten(self, scheduled_requests: ScheduledRequests) -> _Rows:
+        rows = _Rows([], [], [], [], [], [], [], [])
+        for request in scheduled_requests.context_requests:
+            chunk = request.context_chunk
+            self._add_sequence(rows, chunk, request.context_current_position, len(chunk), request.py_request_id)
+            rows.gather_ids.append(len(rows.input_ids) - 1)
+        for request in scheduled_requests.generation_requests:
+            drafts = request.py_draft_tokens
+            begin = len(rows.input_ids)
+            tokens = [request.generated[-1], *drafts]
+            self._add_sequence(rows, tokens, request.num_cached_tokens, request.py_prompt_len, request.py_request_id)
+            rows.gather_ids.extend(range(begin, len(rows.input_ids)))
+            rows.draft_tokens.extend(drafts)
+        return rows
+
+    @staticmethod
+    def _add_sequence(rows: _Rows, tokens: list[int], past: int, prompt_len: int, request_id: int) -> None:
+        rows.input_ids.extend(tokens)
+        rows.position_ids.extend(range(past, past + len(tokens)))
+        rows.sequence_lengths.append(len(tokens))
+        rows.num_cached_tokens.append(past)
+        rows.prompt_lengths.append(prompt_len)
+        rows.request_ids.append(request_id)
+
+    def _upload(self, values: list[int], buffer: Tensor) -> Tensor:
+        """Copy to the front of a persistent device buffer and return that part of it."""
+        part = buffer[: len(values)]
+        part.copy_(host_tensor(values, self.device), non_blocking=True)
+        return part

@@ -1,0 +1,129 @@
+"""The executor loop: one step at a time, and what becomes of requests when a step fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
+from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
+from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.pyexecutor.sampler import SpecSampler
+from scenarios import Phase
+from scenarios.tracer import PAD_TOKEN
+
+logger = logging.getLogger("specfuzz.portable")
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What the executor does in one step: the batch, its draft length, and the requests that end with it."""
+
+    batch: ScheduledRequests
+    phase: Phase
+    draft_len: int
+    finished: tuple[LlmRequest, ...] = ()
+
+
+class PyExecutor:
+    """Runs iterations on one model engine, which survives what is tolerated.
+
+    active_requests  requests that have run and not ended, by id
+    """
+
+    def __init__(
+        self,
+        model_engine: PyTorchModelEngine,
+        kv_cache_manager: KVCacheManager,
+        sampler: SpecSampler,
+        error_budget: int,
+    ) -> None:
+        self.model_engine = model_engine
+        self.kv_cache_manager = kv_cache_manager
+        self.sampler = sampler
+        self.active_requests: dict[int, LlmRequest] = {}
+        self._errors_left = error_budget
+
+    def step(self, iteration: Iteration) -> tuple[str, Exception | None]:
+        """Run one iteration.
+
+        Returns "ok", "tolerated" (the batch failed, the executor goes on) or "fatal" (it does not), and the
+        exception of a failure.
+        """
+        error = self._forward_step(iteration)
+        if error is not None:
+            return self._handle_errors(iteration, error), error
+        batch = iteration.batch
+        self.kv_cache_manager.update_resources(batch)
+        self._free(request for request in batch.all_requests() if request.is_dummy)
+        self.active_requests.update((r.py_request_id, r) for r in batch.all_requests() if not r.is_dummy)
+        self._terminate_requests(iteration.finished)
+        return "ok", None
+
+    def _forward_step(self, iteration: Iteration) -> Exception | None:
+        """Everything of an iteration that can fail; returns the exception."""
+        try:
+            self._run_batch(iteration)
+        except Exception as error:
+            logger.warning("a %s step failed: %s", iteration.phase.value, error)
+            return error
+        return None
+
+    def _run_batch(self, iteration: Iteration) -> None:
+        batch, phase = iteration.batch, iteration.phase
+        self._pad_draft_tokens(iteration)
+        self.kv_cache_manager.add_dummy_requests([r for r in batch.all_requests() if r.is_dummy])
+        self.kv_cache_manager.prepare_resources(batch)
+        outputs = self.model_engine.forward(
+            batch,
+            iteration.draft_len,
+            use_cuda_graph=phase is Phase.REPLAY,
+            capture=phase is Phase.CAPTURE,
+        )
+        state = self.sampler.sample_async(batch, outputs, iteration.draft_len)
+        self.sampler.update_requests(state)
+
+    def _pad_draft_tokens(self, iteration: Iteration) -> None:
+        """Give each request the draft slots of this step: its drafts, cut to the draft length, then padding."""
+        width = self.model_engine.spec_config.get_runtime_tokens_per_gen_step(iteration.draft_len) - 1
+        for request in iteration.batch.all_requests():
+            drafts = [] if request.is_context else request.py_draft_tokens[: iteration.draft_len]
+            request.py_draft_tokens = drafts + [PAD_TOKEN] * (width - len(drafts))
+
+    def _handle_errors(self, iteration: Iteration, error: Exception) -> str:
+        """Fail every active request and those of the batch, and say whether the executor goes on."""
+        batch = iteration.batch.all_requests()
+        self._free([*self.active_requests.values(), *batch])
+        self.active_requests.clear()
+        if not self._tolerates(iteration.phase, error):
+            return "fatal"
+        if iteration.phase is not Phase.WARMUP:
+            self._errors_left -= 1
+        return "tolerated"
+
+    def _tolerates(self, phase: Phase, error: Exception) -> bool:
+        """General warm-up survives being out of memory, serving all but CUDA errors while the budget lasts."""
+        if phase is Phase.WARMUP:
+            return isinstance(error, torch.OutOfMemoryError)
+        if phase is Phase.CAPTURE or is_cuda_error(error):
+            return False
+        return self._errors_left > 0
+
+    def _terminate_requests(self, requests: Iterable[LlmRequest]) -> None:
+        """End requests that are finished."""
+        for request in requests:
+            del self.active_requests[request.py_request_id]
+            self.kv_cache_manager.free_resources(request)
+
+    def _free(self, requests: Iterable[LlmRequest]) -> None:
+        free: Callable[[LlmRequest], None] = self.kv_cache_manager.free_resources
+        for request in requests:
+            free(request)
+
+
+def is_cuda_error(error: BaseException) -> bool:
+    """Whether the CUDA context is lost: nothing can run on it any more."""
+    return "CUDA error" in str(error) and not isinstance(error, torch.OutOfMemoryError)

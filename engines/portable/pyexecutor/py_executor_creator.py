@@ -1,0 +1,50 @@
+"""Builds an executor with everything below it."""
+
+from __future__ import annotations
+
+import torch
+
+from engines.portable.models import SpecDecOneEngineForCausalLM, Steering, get_draft_model
+from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
+from engines.portable.pyexecutor.py_executor import PyExecutor
+from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.pyexecutor.sampler import SpecSampler
+from engines.portable.speculative.interface import DecodingConfig
+from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
+from engines.tracer import Tracer
+from scenarios import Config
+from scenarios.tracer import MASK_TOKEN
+
+
+def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
+    """The executor of a configuration, with model, worker, metadata, cache and graph runner on ``device``."""
+    spec_config = DecodingConfig(
+        spec_dec_mode=MODES[config.worker],
+        max_draft_len=config.max_draft_len,
+        num_extra_kv_tokens=config.num_extra_kv_tokens,
+        mask_token_id=MASK_TOKEN,
+    )
+    kv_cache_manager = KVCacheManager(
+        num_layers=2,
+        num_blocks=config.num_blocks,
+        tokens_per_block=config.tokens_per_block,
+        max_seq_len=config.max_seq_len,
+        max_total_draft_tokens=spec_config.max_total_draft_tokens,
+        num_extra_kv_tokens=config.num_extra_kv_tokens,
+        device=device,
+    )
+    tracer = Tracer(kv_cache_manager.max_blocks_per_seq * config.tokens_per_block, device)
+    steering = Steering(config.max_num_requests, device)
+    draft_model = get_draft_model(spec_config.spec_dec_mode, tracer, steering)
+    model_engine = PyTorchModelEngine(
+        model=SpecDecOneEngineForCausalLM(tracer, draft_model, get_spec_worker(spec_config)),
+        spec_config=spec_config,
+        spec_metadata=get_spec_metadata(spec_config, config.max_num_requests, config.max_num_tokens, device),
+        kv_cache_manager=kv_cache_manager,
+        cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, device),
+        max_num_requests=config.max_num_requests,
+        max_num_tokens=config.max_num_tokens,
+        device=device,
+    )
+    return PyExecutor(model_engine, kv_cache_manager, SpecSampler(), config.error_budget)

@@ -1,0 +1,125 @@
+"""The paged KV cache: who owns which page, and the pools that hold the entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engines.portable._utils import host_tensor
+from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
+from scenarios.tracer import EMPTY
+
+
+class KVCacheManager:
+    """One block table per request over one pool per layer; pages hold ``tokens_per_block`` tokens.
+
+    Target and draft layers share the pages, as upstream's one-model engines do without a separate draft cache.
+
+    kv_cache_pools  int64 [num_layers, num_blocks, tokens_per_block], device
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        tokens_per_block: int,
+        max_seq_len: int,
+        max_total_draft_tokens: int,
+        num_extra_kv_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self.tokens_per_block = tokens_per_block
+        self.max_seq_len = max_seq_len
+        # A request at its longest is granted one more set of draft slots (PR #12306).
+        self.max_blocks_per_seq = self._blocks(max_seq_len + max_total_draft_tokens)
+        self.num_extra_kv_tokens = num_extra_kv_tokens
+        self.device = device
+        self.num_blocks = num_blocks
+        self.kv_cache_pools = torch.full((num_layers, num_blocks, tokens_per_block), EMPTY, dtype=torch.int64, device=device)
+        # The page freed last is granted first, so that what it still holds is soon somebody else's.
+        self._free_blocks = list(range(num_blocks))[::-1]
+        self._block_ids: dict[int, list[int]] = {}
+        self._num_tokens: dict[int, int] = {}
+
+    def get_buffers(self, layer_idx: int) -> torch.Tensor:
+        """The pool of a layer: int64 [num_blocks, tokens_per_block]."""
+        return self.kv_cache_pools[layer_idx]
+
+    def get_num_free_blocks(self) -> int:
+        """Pages that nobody owns."""
+        return len(self._free_blocks)
+
+    def get_block_ids(self, request_id: int) -> list[int]:
+        """Pages of a request, in order; empty when it owns none."""
+        return self._block_ids.get(request_id, [])
+
+    def get_num_tokens(self, request_id: int) -> int:
+        """Tokens granted to a request."""
+        return self._num_tokens.get(request_id, 0)
+
+    def add_dummy_requests(self, requests: Sequence[LlmRequest]) -> None:
+        """Grant dummies what they would have been granted before this step: their past, and the extra tokens."""
+        for request in requests:
+            if not request.is_context:
+                self._add_tokens(request, request.num_cached_tokens + self.num_extra_kv_tokens)
+
+    def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
+        """Grant the tokens of a step: a prompt as a whole with its first chunk, a generation its rows.
+
+        Raises ``RuntimeError`` when the pool is exhausted.
+        """
+        for request in scheduled_batch.context_requests:
+            if request.is_first_context_chunk:
+                drafts = len(request.py_draft_tokens)
+                self._add_tokens(request, request.py_prompt_len + self.num_extra_kv_tokens + drafts)
+        for request in scheduled_batch.generation_requests:
+            self._add_tokens(request, 1 + len(request.py_draft_tokens))
+
+    def update_resources(self, scheduled_batch: ScheduledRequests) -> None:
+        """Take back what each generation of the step did not use."""
+        for request in scheduled_batch.generation_requests:
+            if request.py_rewind_len > 0:
+                self.rewind_kv_cache(request, request.py_rewind_len)
+
+    def rewind_kv_cache(self, request: LlmRequest, rewind_len: int) -> None:
+        """Take the last ``rewind_len`` tokens back, and the pages that are then not needed."""
+        request_id = request.py_request_id
+        self._num_tokens[request_id] -= rewind_len
+        blocks = self._block_ids[request_id]
+        while len(blocks) > self._blocks(self._num_tokens[request_id]):
+            self._free_blocks.append(blocks.pop())
+
+    def free_resources(self, request: LlmRequest) -> None:
+        """Take everything back; does nothing for a request that owns nothing."""
+        self._num_tokens.pop(request.py_request_id, None)
+        self._free_blocks.extend(self._block_ids.pop(request.py_request_id, ()))
+
+    def copy_batch_block_offsets(self, dst: torch.Tensor, request_ids: Sequence[int]) -> None:
+        """Write the block tables of a batch to its first rows: int32 [pools, rows, 2, max_blocks_per_seq].
+
+        K and V of a token lie in the same page here. Columns after a request's pages are 0, a valid page.
+        """
+        columns = self.max_blocks_per_seq
+        padding = [0] * columns
+        rows = [(self.get_block_ids(request_id) + padding)[:columns] for request_id in request_ids]
+        table = host_tensor([page for row in rows for page in row], self.device).view(len(rows), 1, columns)
+        dst[:, : len(rows)].copy_(table, non_blocking=True)
+
+    def _add_tokens(self, request: LlmRequest, num_tokens: int) -> None:
+        request_id = request.py_request_id
+        self._num_tokens[request_id] = self.get_num_tokens(request_id) + num_tokens
+        blocks = self._block_ids.setdefault(request_id, [])
+        owned = len(blocks)
+        while len(blocks) < self._blocks(self._num_tokens[request_id]):
+            if not self._free_blocks:
+                raise RuntimeError(f"KV cache exhausted: request {request_id} needs a page and none is free")
+            # One statement: a page is free or owned, never neither.
+            blocks.append(self._free_blocks.pop())
+        if len(blocks) > owned:
+            granted = host_tensor(blocks[owned:], self.device).to(self.device, non_blocking=True)
+            self.kv_cache_pools.index_fill_(1, granted.long(), EMPTY)
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.tokens_per_block)

@@ -1,0 +1,239 @@
+"""Sessions of the portable engine: driven step by step, watched at the engine's seams, and made to fail there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.portable.observation import Observer
+from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
+from engines.portable.pyexecutor.py_executor import Iteration
+from engines.portable.pyexecutor.py_executor_creator import create_py_executor
+from faults import Bracket, Seam, SiteClass, Sites, is_injected
+from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError
+from scenarios.tracer import DUMMY_TOKEN, dummy_drafts, prompt_token
+
+_FOLDER = Path(__file__).parent
+_LINE_SITES = [_FOLDER / name for name in ("attention", "speculative", "pyexecutor", "models.py", "_utils.py")]
+"""Engine code proper: what surrounds it here is the suite's."""
+
+
+class PortableSession:
+    """One portable engine living through a scenario; see ``engines.base.Session``."""
+
+    def __init__(
+        self,
+        config: Config,
+        requests: tuple[Request, ...],
+        device: torch.device,
+        *,
+        observe: bool,
+        record: Collection[str],
+    ) -> None:
+        self._config = config
+        self._schedule: Schedule | None = Schedule(config, requests)
+        self._record = record
+        self._device = device
+        self._executor = create_py_executor(config, device)
+        self._model = self._executor.model_engine.model
+        self._observer = Observer(config, self._executor, self._model.spec_worker) if observe else None
+        self._requests = {request.id: self._llm_request(request) for request in requests}
+        self._steps: list[StepTrace] = []
+        self._step: Step | None = None
+        self._bracket: Bracket | None = None
+        self._over = False
+        self._sites = Sites(self._seams(), roots=_LINE_SITES, base=_FOLDER.parent.parent)
+        self._shelter_restore_code()
+        self._open_brackets()
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it runs when a step names it."""
+        if self._schedule is not None:
+            self._schedule.add(request)
+        self._requests[request.id] = self._llm_request(request)
+
+    def step(self, step: Step) -> StepTrace:
+        """Execute one iteration; raises ``ScenarioError`` for a step that could not come next.
+
+        Rows of requests that an unplanned failure has ended are left out.
+        """
+        index = len(self._steps)
+        if self._over:
+            raise UsageError("session: a fatal failure has ended the run; open a new session")
+        if self._schedule is not None:
+            self._schedule.advance(step, f"steps[{index}]")
+        self._step, self._bracket = step, None
+        iteration, agree = self._iteration(step)
+        if self._observer is not None:
+            self._observer.begin(step, iteration.batch)
+        outcome, error = "ok", None
+        if agree:
+            self._model.draft_model.steering.steer(agree)
+            outcome, error = self._executor.step(iteration)
+        self._follow(step, iteration, error)
+        self._over = outcome == "fatal"
+        if self._observer is not None and error is not None:
+            self._observer.failed(error)
+        bracket = self._bracket
+        trace = StepTrace(
+            index=index,
+            phase=step.phase,
+            outcome=outcome,
+            substeps=self._observer.substeps() if self._observer is not None else (),
+            fired=bracket.fired if bracket else 0,
+            injected=is_injected(error),
+            sites=dict(bracket.counts) if bracket else {},
+        )
+        self._steps.append(trace)
+        return trace
+
+    def trace(self) -> Trace:
+        """Everything so far."""
+        # nn.Module's own forward is a placeholder, no class of the worker's.
+        classes = [c for c in type(self._model.spec_worker).__mro__ if not issubclass(torch.nn.Module, c)]
+        owners = [c.__name__ for c in classes if "forward" in vars(c)]
+        return Trace("portable", self._device.type, tuple(self._steps), {"forward_defined_in": owners})
+
+    def close(self) -> None:
+        """Take every wrapper off again."""
+        self._sites.close()
+
+    def _llm_request(self, request: Request) -> LlmRequest:
+        seed = self._config.seed
+        return LlmRequest(request.id, [prompt_token(seed, request.id, i) for i in range(request.prompt_len)])
+
+    def _iteration(self, step: Step) -> tuple[Iteration, list[int]]:
+        """The step as the executor takes it, and ``agree`` of its rows."""
+        agree = [row.agree for row in step.rows if row.request is None or row.request in self._requests]
+        contexts = [self._context(i, row) for i, row in enumerate(step.contexts)]
+        generations = [self._generation(step, len(contexts) + i, row) for i, row in enumerate(step.generations)]
+        batch = ScheduledRequests(
+            tuple(r for r in contexts if r is not None), tuple(r for r in generations if r is not None)
+        )
+        finished = tuple(self._requests[i] for i in step.finish if i in self._requests)
+        return Iteration(batch, step.phase, step.draft_len, finished), agree
+
+    def _context(self, index: int, row: Context) -> LlmRequest | None:
+        if row.request is None:
+            request = LlmRequest(_dummy_id(index), [DUMMY_TOKEN] * row.chunk, is_dummy=True)
+        elif row.request in self._requests:
+            request = self._requests[row.request]
+        else:
+            return None
+        request.context_chunk_size = row.chunk
+        return request
+
+    def _generation(self, step: Step, index: int, row: Generation) -> LlmRequest | None:
+        if row.request is not None:
+            return self._requests.get(row.request)
+        drafts = dummy_drafts(row.past, step.draft_len, row.accept)
+        request = LlmRequest(_dummy_id(index), [DUMMY_TOKEN] * row.past, is_dummy=True, py_draft_tokens=drafts)
+        request.generated.append(DUMMY_TOKEN)
+        return request
+
+    def _follow(self, step: Step, iteration: Iteration, error: Exception | None) -> None:
+        """Forget the requests that ended, and the schedule once the run has left its plan."""
+        if is_injected(error) if step.fault is not None else error is None:
+            ended = {r.py_request_id for r in iteration.finished}
+        else:
+            self._schedule = None
+            ended = set()
+        if error is not None:
+            started = {i for i, r in self._requests.items() if r.context_current_position or r.generated}
+            ended |= started | {r.py_request_id for r in iteration.batch.all_requests()}
+        for request in ended:
+            self._requests.pop(request, None)
+
+    def _seams(self) -> list[Seam]:
+        engine, model = self._executor.model_engine, self._model
+        attn, spec, runner = engine.attn_metadata, engine.spec_metadata, engine.cuda_graph_runner
+        worker, manager = model.spec_worker, self._executor.kv_cache_manager
+        mtp = getattr(model.draft_model, "mtp_layers", None)
+        drafter, head = (
+            (mtp[0], mtp[0].shared_head) if mtp else (model.draft_model.model, model.draft_model.logits_processor)
+        )
+        watch: Any = self._observer if self._observer is not None else _Nobody()
+        launch, hook = SiteClass.LAUNCH, SiteClass.HOOK
+        return [
+            Seam("kv_cache_manager.prepare_resources", manager, "prepare_resources", SiteClass.ALLOC),
+            Seam("model_engine.prepare_inputs", engine, "_prepare_inputs", launch, after=watch.prepared),
+            Seam("attn_metadata.prepare", attn, "prepare", launch),
+            Seam("spec_metadata.prepare", spec, "prepare", launch),
+            Seam("model.forward", model, "forward", None, before=watch.entered),
+            Seam("target_model.forward", model.model, "forward", launch),
+            Seam("worker.forward", worker, "forward", None, after=watch.worker_returned),
+            Seam(
+                "worker.sample_and_accept_draft_tokens", worker, "sample_and_accept_draft_tokens", launch,
+                after=watch.verified,
+            ),
+            Seam(
+                "attn_metadata.prepare_for_spec_dec", attn, "prepare_for_spec_dec", SiteClass.ALLOC, after=watch.saved
+            ),
+            Seam("attn_metadata.on_update", attn, "on_update", hook),
+            Seam("attn_metadata.update_for_spec_dec", attn, "update_for_spec_dec", hook),
+            Seam("draft_model.forward", drafter, "forward", launch, before=watch.drafting),
+            Seam("draft_model.logits", head, "forward", launch),
+            Seam("worker.sample_draft_tokens", worker, "sample_draft_tokens", launch),
+            Seam("attn_metadata.restore_from_spec_dec", attn, "restore_from_spec_dec", SiteClass.RESTORE),
+            Seam("sampler.update_requests", self._executor.sampler, "update_requests", launch),
+            Seam(
+                "cuda_graph.capture", runner, "capture_graph", SiteClass.CAPTURE,
+                before=watch.capture_begins, after=watch.captured,
+            ),
+            Seam("cuda_graph.replay", runner, "replay", None, before=watch.replay_begins, after=watch.replayed),
+            Seam("executor.terminate", self._executor, "_terminate_requests", None, before=watch.updated),
+            Seam("attn_metadata.copy", attn, "create_cuda_graph_metadata", None, after=self._adopt(attn)),
+            Seam("spec_metadata.copy", spec, "create_cuda_graph_metadata", None, after=self._adopt(spec)),
+        ]  # fmt: skip
+
+    def _adopt(self, original: Any) -> Callable[..., None]:
+        """A listener that gives the metadata of a graph wrappers of its own instead of the copied ones."""
+
+        def adopt(copy: Any, args: Any, kwargs: Any) -> None:
+            self._sites.adopt(copy, original)
+            if hasattr(copy, "on_update"):
+                # While it was made, its hook was still the original's.
+                copy.on_update()
+
+        return adopt
+
+    def _shelter_restore_code(self) -> None:
+        """Restore code is assumed not to fail: within it no torch call or line is a site."""
+        worker: Any = self._model.spec_worker
+        for name in ("_restore_attn_metadata_from_spec_dec", "_ensure_spec_dec_state_restored"):
+            setattr(worker, name, self._sheltered(getattr(worker, name)))
+
+    def _sheltered(self, restore: Callable[..., None]) -> Callable[..., None]:
+        def sheltered(*args: Any) -> None:
+            with self._sites.shelter():
+                restore(*args)
+
+        return sheltered
+
+    def _open_brackets(self) -> None:
+        """Faults strike while the executor runs a batch, not while it handles a failure."""
+        executor: Any = self._executor
+        forward_step = executor._forward_step
+
+        def bracketed(iteration: Iteration) -> Exception | None:
+            assert self._step is not None
+            with self._sites.bracket(self._step.fault, self._record) as self._bracket:
+                error: Exception | None = forward_step(iteration)
+            return error
+
+        executor._forward_step = bracketed
+
+
+class _Nobody:
+    """Watches nothing."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def _dummy_id(index: int) -> int:
+    """Id of the dummy in a row: no user's request has it, as upstream counts them down from the largest."""
+    return (1 << 64) - 1 - index

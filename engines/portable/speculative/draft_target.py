@@ -1,0 +1,38 @@
+"""DraftTarget: a separate draft model, fed with tokens alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from engines.portable._utils import is_current_stream_capturing
+from engines.portable.speculative.interface import SpecMetadata
+from engines.portable.speculative.linear import DraftInputs, LinearSpecWorker
+
+
+class DraftTargetOneModelSpecMetadata(SpecMetadata):
+    """What DraftTarget knows of the step; nothing beside the base's."""
+
+
+class DraftTargetOneModelWorker(LinearSpecWorker):
+    """Drafts with a model that knows nothing of the target's hidden states."""
+
+    def _fields_to_save(self, attn_metadata: Any) -> tuple[str, ...]:
+        fields = super()._fields_to_save(attn_metadata)
+        # The forwards that warm a graph up share one preparation.
+        warming_up = attn_metadata.is_cuda_graph and not is_current_stream_capturing()
+        return (*fields, "kv_lens_cuda") if warming_up else fields
+
+    def _drafter_hidden_states(self, draft_model: Any, hidden_states: Tensor, spec_metadata: SpecMetadata) -> None:
+        return None
+
+    def _forward_draft_model(
+        self, draft_model: Any, inputs: DraftInputs, attn_metadata: Any, spec_metadata: SpecMetadata, draft_step: int
+    ) -> tuple[Tensor, Tensor]:
+        hidden = draft_model.model(**inputs, attn_metadata=attn_metadata, spec_metadata=spec_metadata)
+        return hidden, hidden
+
+    def _draft_logits(self, draft_model: Any, hidden_states: Tensor, attn_metadata: Any) -> Tensor:
+        logits: Tensor = draft_model.logits_processor(hidden_states, draft_model.lm_head, attn_metadata, True)
+        return logits

@@ -1,0 +1,312 @@
+"""What all one-model speculation workers share: their mode, their metadata and the template of their forward."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from engines.portable._utils import host_tensor
+from engines.portable.attention.backends.interface import AttentionMetadata
+
+if TYPE_CHECKING:
+    from engines.portable.pyexecutor.llm_request import LlmRequest
+
+logger = logging.getLogger("specfuzz.portable")
+
+INVALID_PROMPT_LOOKAHEAD_TOKEN: Final = -1
+"""Says of a context that no prompt token follows its chunk."""
+
+
+class SpeculativeDecodingMode(IntEnum):
+    """The one-model modes of this engine."""
+
+    MTP_EAGLE_ONE_MODEL = auto()
+    EAGLE3_ONE_MODEL = auto()
+    DRAFT_TARGET_ONE_MODEL = auto()
+    PARD = auto()
+
+    def is_mtp_eagle_one_model(self) -> bool:
+        """Whether one MTP layer drafts, fed with the target's hidden states."""
+        return self is SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL
+
+    def is_parallel_draft(self) -> bool:
+        """Whether one forward over mask tokens makes all drafts."""
+        return self is SpeculativeDecodingMode.PARD
+
+
+@dataclass(frozen=True)
+class DecodingConfig:
+    """Configuration of speculation (upstream: a ``DecodingBaseConfig``).
+
+    spec_dec_mode        which worker drafts
+    max_draft_len        Kmax
+    num_extra_kv_tokens  tokens granted beyond a request's length
+    mask_token_id        what a parallel drafter is given for tokens to predict
+    """
+
+    spec_dec_mode: SpeculativeDecodingMode
+    max_draft_len: int
+    num_extra_kv_tokens: int
+    mask_token_id: int
+
+    def get_runtime_tokens_per_gen_step(self, runtime_draft_len: int) -> int:
+        """Rows that a generation feeds to the target."""
+        if self.spec_dec_mode.is_parallel_draft():
+            return 2 * runtime_draft_len
+        return runtime_draft_len + 1
+
+    @property
+    def max_total_draft_tokens(self) -> int:
+        """Draft slots of a generation at most."""
+        return self.get_runtime_tokens_per_gen_step(self.max_draft_len) - 1
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecMetadata:
+    """What a worker knows of the step beside the attention metadata.
+
+    draft_tokens                     int32 [G * (tokens per generation - 1)], device: drafts to verify, flat
+    gather_ids                       int [C + G * tokens per generation], device: rows that get logits
+    context_prompt_lookahead_tokens  int32 [max_num_requests], device: prompt token after each context's chunk
+        (PR #18295)
+    batch_indices_cuda               int32 [max_num_requests], device: 0, 1, 2, ...
+    num_tokens, seq_lens, request_ids, num_generations   host
+    runtime_draft_len, runtime_tokens_per_gen_step       K of the step, and rows per generation
+    """
+
+    max_num_requests: int
+    max_num_tokens: int
+    device: torch.device
+    is_cuda_graph: bool = field(default=False, init=False)
+    draft_tokens: Tensor | None = field(default=None, init=False)
+    gather_ids: Tensor | None = field(default=None, init=False)
+    request_ids: list[int] | None = field(default=None, init=False)
+    seq_lens: list[int] | None = field(default=None, init=False)
+    num_generations: int = field(default=0, init=False)
+    num_tokens: int = field(default=0, init=False)
+    runtime_draft_len: int = field(default=0, init=False)
+    runtime_tokens_per_gen_step: int = field(default=1, init=False)
+    all_rank_num_tokens: list[int] | None = field(default=None, init=False)
+    subseq_all_rank_num_tokens: list[int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Allocate the buffers; called again on the copy that belongs to a graph."""
+        rows = self.max_num_requests
+        self.batch_indices_cuda = torch.zeros(rows, dtype=torch.int32, device=self.device)
+        self.context_prompt_lookahead_tokens = torch.full(
+            (rows,), INVALID_PROMPT_LOOKAHEAD_TOKEN, dtype=torch.int32, device=self.device
+        )
+
+    def prepare(self) -> None:
+        """Fill the buffers from the fields of the step."""
+        assert self.request_ids is not None, "prepare: request_ids is not set"
+        n = len(self.request_ids)
+        self.batch_indices_cuda[:n].copy_(host_tensor(range(n), self.device), non_blocking=True)
+
+    def populate_context_prompt_lookahead(self, context_requests: Sequence[LlmRequest]) -> None:
+        """Upload the prompt token that follows each context's chunk."""
+        if context_requests:
+            tokens = [request.prompt_lookahead_token for request in context_requests]
+            values = host_tensor([INVALID_PROMPT_LOOKAHEAD_TOKEN if t is None else t for t in tokens], self.device)
+            self.context_prompt_lookahead_tokens[: len(tokens)].copy_(values, non_blocking=True)
+
+    def create_cuda_graph_metadata(self, max_batch_size: int) -> SpecMetadata:
+        """The metadata of a graph of ``max_batch_size`` generations, with buffers of its own."""
+        if self.is_cuda_graph:
+            return self
+        metadata = copy.copy(self)
+        metadata.is_cuda_graph = True
+        metadata.max_num_requests = max_batch_size
+        metadata.__post_init__()
+        return metadata
+
+    def is_layer_capture(self, layer_id: int) -> bool:
+        """Whether the drafter reads this layer's output."""
+        return False
+
+    def maybe_capture_hidden_states(self, layer_id: int, hidden_states: Tensor) -> None:
+        """Told by the target of the output of a layer that is to be captured."""
+
+
+class SpecWorkerBase(nn.Module, ABC):
+    """A drafter's side of one forward: accept, draft, and leave the attention metadata as it was found.
+
+    Subclasses implement ``_forward_impl``; ``forward`` is the template around it that cleans up after a failure
+    (PR #16382), and a class that overrides it cannot be created.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spec_dec_attn_metadata: AttentionMetadata | None = None
+        self._saved_num_contexts = 0
+        self._saved_host_request_types: Tensor | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "forward" in cls.__dict__:
+            raise TypeError(f"{cls.__name__} overrides forward, which cleans up; implement _forward_impl instead")
+
+    @property
+    @abstractmethod
+    def max_draft_len(self) -> int:
+        """Drafts per request at most."""
+
+    @abstractmethod
+    def _forward_impl(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        logits: Tensor,
+        attn_metadata: AttentionMetadata,
+        spec_metadata: Any,
+        draft_model: Any,
+    ) -> dict[str, Tensor]:
+        """Accept drafts and make new ones; see ``forward``."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Accept the drafts that the target agrees with and make new ones.
+
+        Takes the inputs and outputs of the target forward, ``attn_metadata``, ``spec_metadata`` and the draft
+        model. Returns ``logits`` (the object passed in) and int32 device tensors: ``new_tokens`` [n, drafts + 1],
+        of which the first ``new_tokens_lens`` [n] count, ``next_draft_tokens`` [n, drafts] and
+        ``next_new_tokens`` [n, drafts + 1]. Whether it succeeds or raises, what it saved is restored.
+        """
+        attn_metadata, spec_metadata = kwargs.get("attn_metadata"), kwargs.get("spec_metadata")
+        for value in args:
+            if attn_metadata is None and isinstance(value, AttentionMetadata):
+                attn_metadata = value
+            elif spec_metadata is None and isinstance(value, SpecMetadata):
+                spec_metadata = value
+        try:
+            return self._forward_impl(*args, **kwargs)
+        finally:
+            self._ensure_spec_dec_state_restored(attn_metadata, spec_metadata)
+
+    def _ensure_spec_dec_state_restored(
+        self, attn_metadata: AttentionMetadata | None, spec_metadata: SpecMetadata | None
+    ) -> None:
+        """Restore what a failed forward left saved; on success there is nothing to do."""
+        saved = self._spec_dec_attn_metadata
+        if saved is None:
+            return
+        logger.warning("%s failed while drafting; its attention metadata is restored", type(self).__name__)
+        try:
+            self._restore_attn_metadata_from_spec_dec(saved)
+        finally:
+            # Even if restoring fails too, the next forward must be able to prepare.
+            self._spec_dec_attn_metadata = None
+
+    def _fields_to_save(self, attn_metadata: AttentionMetadata) -> tuple[str, ...]:
+        """Tensors that drafting writes on and that must come back as they were."""
+        return "_seq_lens", "_seq_lens_cuda"
+
+    def _prepare_attn_metadata_for_spec_dec(self, attn_metadata: Any) -> None:
+        """Save what drafting changes: tensors as objects, the context count and the request types as values.
+
+        To be followed by ``_restore_attn_metadata_from_spec_dec`` on the same object (PR #17381); raises
+        ``AssertionError`` when the last such pair is still open. A failure leaves nothing saved.
+        """
+        assert self._spec_dec_attn_metadata is None, "prepare and restore calls must be paired: restore first"
+        self._saved_num_contexts = attn_metadata.num_contexts
+        self._saved_host_request_types = attn_metadata.host_request_types.clone()
+        self._spec_dec_attn_metadata = attn_metadata
+        try:
+            attn_metadata.prepare_for_spec_dec(*self._fields_to_save(attn_metadata))
+        except BaseException:
+            self._ensure_spec_dec_state_restored(attn_metadata, None)
+            raise
+
+    def _restore_attn_metadata_from_spec_dec(self, attn_metadata: Any) -> None:
+        """Put back what ``_prepare_attn_metadata_for_spec_dec`` saved, counters included.
+
+        Raises ``AssertionError`` without a paired prepare and for another object.
+        """
+        assert self._spec_dec_attn_metadata is not None, "restore requires a paired prepare"
+        assert self._spec_dec_attn_metadata is attn_metadata, "restore requires the same object as prepare"
+        # Not through its setter: that would call a hook before the tensors are back.
+        attn_metadata._num_contexts = self._saved_num_contexts
+        attn_metadata.restore_from_spec_dec()
+        attn_metadata.host_request_types.copy_(self._saved_host_request_types)
+        attn_metadata.on_update()
+        # Last: a raise above leaves the pair open, so that the cleanup in forward does all of it again. Upstream
+        # forgets what it saved before on_update, whose failure leaves the counters of the draft phase behind.
+        self._spec_dec_attn_metadata = None
+
+    def _sample_tokens_for_batch(self, logits: Tensor) -> Tensor:
+        """Greedy choice of each row: int64 [rows]."""
+        return torch.argmax(logits, dim=-1)
+
+    def _reshape_draft_tokens_for_accept(self, spec_metadata: SpecMetadata, num_gens: int) -> Tensor:
+        """Drafts to verify: int32 [G, K]."""
+        assert spec_metadata.draft_tokens is not None
+        return spec_metadata.draft_tokens.view(num_gens, spec_metadata.runtime_draft_len)
+
+    def _reshape_logits_for_accept(self, logits: Tensor, spec_metadata: SpecMetadata, num_contexts: int) -> Tensor:
+        """Logits of each context's last row, then of K + 1 rows per generation."""
+        return logits
+
+    def sample_and_accept_draft_tokens(
+        self, logits: Tensor, attn_metadata: AttentionMetadata, spec_metadata: SpecMetadata
+    ) -> tuple[Tensor, Tensor]:
+        """The target's tokens, int32 [n, K + 1], and how many of each row's count, int32 [n].
+
+        A context has one; a generation one more than the drafts, from the first on, that the target agrees with.
+        """
+        batch_size, num_contexts = attn_metadata.num_seqs, attn_metadata.num_contexts
+        num_gens = batch_size - num_contexts
+        draft_tokens = self._reshape_draft_tokens_for_accept(spec_metadata, num_gens)
+        draft_len = draft_tokens.shape[1]
+        logits = self._reshape_logits_for_accept(logits, spec_metadata, num_contexts)
+        target_tokens = self._sample_tokens_for_batch(logits)
+        accepted_tokens = torch.zeros(batch_size, draft_len + 1, dtype=torch.int32, device=logits.device)
+        num_accepted_tokens = torch.ones(batch_size, dtype=torch.int32, device=logits.device)
+        accepted_tokens[:num_contexts, 0] = target_tokens[:num_contexts]
+        gen_tokens = target_tokens[num_contexts:].view(num_gens, draft_len + 1)
+        accepted_tokens[num_contexts:] = gen_tokens
+        agreed = (draft_tokens == gen_tokens[:, :draft_len]).cumprod(1, dtype=torch.int32)
+        num_accepted_tokens[num_contexts:] += agreed.sum(1, dtype=torch.int32)
+        return accepted_tokens, num_accepted_tokens
+
+    def sample_draft_tokens(self, logits: Tensor, spec_metadata: SpecMetadata, draft_step: int | None = None) -> Tensor:
+        """Greedy drafts from draft logits of any leading shape: int32. ``draft_step`` is None for a block."""
+        return torch.argmax(logits, dim=-1).int()
+
+    def _prepare_next_new_tokens(self, accepted_tokens: Tensor, num_accepted: Tensor, drafts: Tensor) -> Tensor:
+        """Each row's last accepted token, then its drafts: int32 [n, drafts + 1]."""
+        last = accepted_tokens.gather(1, (num_accepted - 1).long().unsqueeze(1))
+        return torch.cat([last, drafts], dim=1)
+
+    def _prepare_context_input_ids(
+        self, input_ids: Tensor, attn_metadata: AttentionMetadata, spec_metadata: SpecMetadata, accepted: Tensor
+    ) -> Tensor:
+        """Context tokens shifted by one: int32 [num_ctx_tokens].
+
+        Last of each context is the next prompt token; the accepted one when the chunk is the prompt's last.
+        """
+        num_contexts, num_ctx_tokens = attn_metadata.num_contexts, attn_metadata.num_ctx_tokens
+        shifted = input_ids[:num_ctx_tokens].roll(-1)
+        if num_contexts:
+            assert spec_metadata.gather_ids is not None
+            lookahead = spec_metadata.context_prompt_lookahead_tokens[:num_contexts]
+            known = lookahead != INVALID_PROMPT_LOOKAHEAD_TOKEN
+            shifted[spec_metadata.gather_ids[:num_contexts]] = torch.where(known, lookahead, accepted[:num_contexts, 0])
+        return shifted
+
+    def _outputs(self, logits: Tensor, accepted: Tensor, num_accepted: Tensor, drafts: Tensor) -> dict[str, Tensor]:
+        """The result of ``forward``."""
+        return {
+            "logits": logits,
+            "new_tokens": accepted,
+            "new_tokens_lens": num_accepted,
+            "next_draft_tokens": drafts,
+            "next_new_tokens": self._prepare_next_new_tokens(accepted, num_accepted, drafts),
+        }
