@@ -89,7 +89,7 @@ def run(
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
-    """Verify every worker in a bounded run that does the same each time: what CI calls."""
+    """Verify every worker, the same way each time: what CI calls."""
     from fuzz import commands, options
 
     target = options.target(
@@ -173,7 +173,7 @@ def explain(
     name: Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")],
     as_json: JsonOption = False,
 ) -> int:
-    """Show the failing step of a finding: what was expected beside what happened."""
+    """Show the failing step of a finding, expected beside actual."""
     from fuzz import commands
     from fuzz.store import Store
     from fuzz.subject import find_subject
@@ -216,7 +216,7 @@ def list_(
     faults: FaultsOption = "seams",
     as_json: JsonOption = False,
 ) -> int:
-    """List what there is to choose from; --worker and --faults are for sites."""
+    """List workers, invariants, fault sites or seeded defects."""
     from fuzz import commands, listing, options
 
     target = options.target(
@@ -237,7 +237,7 @@ def doctor(as_json: JsonOption = False) -> int:
 def gate(
     base: Annotated[str | None, typer.Option("--base", help="Revision to compare with. [default: the fork]")] = None,
 ) -> int:
-    """Judge a pull request: are the lines that it changes covered by tests?"""
+    """Judge a pull request: do tests cover the lines that it changes?"""
     from fuzz import gate as gates
 
     result = gates.gate(base)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -84,9 +85,18 @@ class InProcess:
             journal.close()
 
 
+def _follow_parent() -> None:
+    """End this process with its parent, in the middle of a unit as well: nobody would hear of the rest."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def serve(connection: Connection, running: str) -> None:
     """Body of a spawned process: units in, events out, until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
+    threading.Thread(target=_follow_parent, daemon=True).start()
     journal = Journal(Path(running))
     try:
         while True:

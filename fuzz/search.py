@@ -61,6 +61,8 @@ class Batch:
     tally: Tally = field(default_factory=Tally)
     target: Failure | None = None
     best: Scenario | None = None
+    sites: dict[Scenario, Mapping[str, int]] = field(default_factory=dict)
+    """Recorded fault sites of the last step of a scenario."""
     shrinks: int = 0
     shrink_until: float = float("inf")
 
@@ -141,12 +143,16 @@ class Search:
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:
         """The fault sites of the last step."""
         self._tick(batch)
-        try:
-            steps = self._run(scenario, record=self.unit.faults).steps
-        except SUITE_ERRORS as error:
-            self._fail(batch, crash(error), scenario)
-            reject()
-        return steps[-1].sites if len(steps) == len(scenario.steps) else {}
+        # While shrinking, Hypothesis asks again and again about the same steps before the fault.
+        sites = batch.sites.get(scenario)
+        if sites is None:
+            try:
+                steps = self._run(scenario, record=self.unit.faults).steps
+            except SUITE_ERRORS as error:
+                self._fail(batch, crash(error), scenario)
+                reject()
+            sites = batch.sites[scenario] = steps[-1].sites if len(steps) == len(scenario.steps) else {}
+        return sites
 
     def _run(self, scenario: Scenario, record: tuple[str, ...] = ()) -> Trace:
         unit = self.unit

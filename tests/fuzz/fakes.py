@@ -1,18 +1,25 @@
-"""Engines made of the oracle and one defect each: what a campaign is tested with, where torch need not be."""
+"""Engines made of the oracle and one defect each: what a campaign is tested with, where torch need not be.
+
+They are named on command lines as ``tests.fuzz.fakes:Sound`` and so also exist in spawned processes.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import time
 from collections.abc import Collection
 from dataclasses import replace
 
 import reference
-from scenarios import Config, Request, Step, StepTrace, Trace
+from scenarios import Config, Request, Step, StepTrace, Substep, Trace, UsageError
 
 SITES = {"draft_model.forward": 2, "worker.sample_draft_tokens": 1}
 
 
 class Session:
-    """Does what the oracle says, until a subclass of ``Sound`` tampers with it."""
+    """Does what the oracle says, until its engine tampers with it."""
 
     def __init__(self, engine: Sound, config: Config, requests: tuple[Request, ...], record: Collection[str]) -> None:
         self._engine = engine
@@ -29,7 +36,7 @@ class Session:
         # In a failing step the oracle shows what a clean one would, too.
         seen = [s for s in done.substeps if step.fault is None or s.name != "updated"]
         done = replace(done, substeps=tuple(seen), sites=SITES if self._record else {})
-        done = self._engine.tamper(self._config, step, done)
+        done = self._engine.tamper(step, done)
         self._steps.append(done)
         return done
 
@@ -42,7 +49,7 @@ class Session:
 
 
 class Sound:
-    """An engine without a defect."""
+    """Has no defect."""
 
     name = "fake"
 
@@ -59,5 +66,123 @@ class Sound:
     ) -> Session:
         return Session(self, config, requests, record)
 
-    def tamper(self, config: Config, step: Step, done: StepTrace) -> StepTrace:
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
         return done
+
+
+def edit(done: StepTrace, name: str, **fields: object) -> StepTrace:
+    """The step with other values in the sub-steps of that name."""
+    substeps = [
+        Substep(s.name, s.run, s.phase, {**s.fields, **fields}) if s.name == name else s for s in done.substeps
+    ]
+    return replace(done, substeps=tuple(substeps))
+
+
+class Forgetful(Sound):
+    """Leaves ``num_contexts`` at 0 after a mixed batch, and thereby breaks several invariants (PR #17381)."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        return edit(done, "restored", num_contexts=0) if step.contexts and step.generations else done
+
+
+class Twofold(Sound):
+    """Has two defects that have nothing to do with each other."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if len(step.contexts) > 1:
+            done = edit(done, "prepared", gather_ids=[])
+        return edit(done, "updated", free_blocks=-1) if step.draft_len > 2 else done
+
+
+class Dying(Sound):
+    """Kills its process, as a segmentation fault would, in the first mixed batch."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if step.contexts and step.generations:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+
+class Stillborn(Sound):
+    """Ends its process before it has run anything."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        os._exit(7)
+
+
+class Hanging(Sound):
+    """Never comes back from a mixed batch."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if step.contexts and step.generations:
+            time.sleep(600)
+        return done
+
+
+class Slow(Sound):
+    """Takes its time, so that it can be interrupted."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        time.sleep(0.02)
+        return done
+
+
+class Silent(Sound):
+    """Does not raise planned faults."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        return done if step.fault is None else replace(done, fired=0, injected=False)
+
+
+class Swallowing(Sound):
+    """Catches planned faults and goes on."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if step.fault is None:
+            return done
+        return replace(done, outcome="ok", injected=False, substeps=tuple(s for s in done.substeps if s.name != "failed"))
+
+
+class Crashing(Sound):
+    """Is itself wrong: raises, where an engine reports."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if step.generations:
+            raise KeyError("no such row")
+        return done
+
+
+class Unrecordable(Sound):
+    """Raises as soon as sites are to be recorded."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if done.sites:
+            raise KeyError("no such site")
+        return done
+
+
+class Fickle(Sound):
+    """Breaks an invariant the first time that it sees a mixed batch and never again."""
+
+    mixed = itertools.count()
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if step.contexts and step.generations and next(self.mixed) == 0:
+            return edit(done, "restored", num_contexts=0)
+        return done
+
+
+class Interrupted(Sound):
+    """Presses Ctrl-C in a mixed batch."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if step.contexts and step.generations:
+            raise KeyboardInterrupt
+        return done
+
+
+class Refusing(Sound):
+    """Cannot run on this machine."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        raise UsageError("--engine: this engine needs another machine; use that one")

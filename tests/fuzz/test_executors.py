@@ -1,0 +1,141 @@
+"""Units run in this process or in spawned ones; a process that dies or hangs becomes a finding."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fuzz.events import BatchFinished, Event, FindingFound, HarnessError, UnitFinished, WorkerDied
+from fuzz.executors import PROCESS_SURVIVES, Executor, InProcess, Spawned, how_it_ended
+from fuzz.journal import read_case
+from fuzz.unit import Unit
+from scenarios import check
+
+
+class Queue:
+    """A plan that hands out units in order and keeps what it hears."""
+
+    def __init__(self, *units: Unit) -> None:
+        self.units = deque(units)
+        self.heard: list[tuple[Unit, Event]] = []
+
+    def next(self) -> Unit | None:
+        return self.units.popleft() if self.units else None
+
+    def observe(self, unit: Unit, event: Event) -> None:
+        self.heard.append((unit, event))
+
+
+def unit(engine: str = "Sound", **options: object) -> Unit:
+    base = Unit(
+        engine=f"tests.fuzz.fakes:{engine}",
+        device="cpu",
+        worker="MTPEagleWorker",
+        seed=1,
+        max_cases=20,
+        faults=(),
+        relations=False,
+    )
+    return replace(base, **options)  # type: ignore[arg-type]
+
+
+def timeless(events: list[Event]) -> list[Event]:
+    return [replace(e, tally=replace(e.tally, seconds=0.0)) if isinstance(e, BatchFinished) else e for e in events]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "running"
+    assert list((tmp_path / "running").iterdir()) == [], "a journal was left behind"
+    assert multiprocessing.active_children() == []
+
+
+def test_spawned_processes_do_what_this_one_does(running: Path) -> None:
+    units = [unit(), unit(worker="PARDWorker", faults=("seams",), seed=2), unit("Forgetful", first=True)]
+    here, there = Queue(*units), Queue(*units)
+    executors: list[tuple[Executor, Queue]] = [(InProcess(running), here), (Spawned(1, running), there)]
+    one, other = (timeless(list(executor.execute(plan))) for executor, plan in executors)
+    assert one == other
+    assert [type(event) for event in one].count(UnitFinished) == 3
+    assert [unit for unit, _ in here.heard] == [unit for unit, _ in there.heard]
+    assert timeless([event for _, event in there.heard]) == other
+
+
+def test_processes_are_replaced_after_so_many_cases(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    executor = Spawned(1, running, recycle=20)
+    start = executor._start
+    monkeypatch.setattr(executor, "_start", lambda unit: started.append(unit) or start(unit))
+    events = list(executor.execute(Queue(unit(), unit(seed=2))))
+    assert len(started) == 2
+    assert sum(event.tally.cases for event in events if isinstance(event, BatchFinished)) == 40
+
+
+def test_a_process_that_dies_is_a_finding_and_the_others_go_on(running: Path) -> None:
+    plan = Queue(unit("Dying"), unit("Sound"))
+    events = list(Spawned(2, running).execute(plan))
+    (died,) = (event for event in events if isinstance(event, WorkerDied))
+    (found,) = (event for event in events if isinstance(event, FindingFound))
+    assert died.cause == "was killed by SIGKILL"
+    assert found.finding.invariant == PROCESS_SURVIVES
+    assert found.finding.violation.message == "the process was killed by SIGKILL while it ran this scenario"
+    scenario = check(found.finding.scenario)
+    assert scenario == died.scenario
+    assert any(step.contexts and step.generations for step in scenario.steps)
+    assert [event.worker for event in events if isinstance(event, UnitFinished)] == ["MTPEagleWorker"]
+
+
+def test_a_process_that_is_killed_from_outside_is_reported_with_its_case(running: Path) -> None:
+    def kill() -> None:
+        while not any(read_case(path) for path in running.glob("*.json")):
+            time.sleep(0.02)
+        (child,) = multiprocessing.active_children()
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGTERM)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    died, found = Spawned(1, running).execute(Queue(unit("Slow")))
+    killer.join()
+    assert isinstance(died, WorkerDied)
+    assert died.cause == "was killed by SIGTERM"
+    assert isinstance(found, FindingFound)
+    assert found.finding.scenario == died.scenario
+
+
+def test_a_process_that_hangs_is_killed(running: Path) -> None:
+    events = list(Spawned(1, running, stall=0.5).execute(Queue(unit("Hanging"))))
+    (found,) = (event for event in events if isinstance(event, FindingFound))
+    assert "gave no sign of life for 0.5 s" in found.finding.violation.message
+
+
+def test_a_process_that_dies_before_its_first_case_is_an_error_of_the_suite(running: Path) -> None:
+    died, error = Spawned(1, running).execute(Queue(unit("Stillborn")))
+    assert isinstance(died, WorkerDied)
+    assert isinstance(error, HarnessError)
+    assert error.message == "a process ended with status 7 before it ran a scenario"
+
+
+def test_whoever_stops_listening_ends_the_processes(running: Path) -> None:
+    events = Spawned(2, running).execute(Queue(unit("Sound"), unit("Slow", max_cases=1000)))
+    # The first event comes after a batch of the quick one; the other process is in the middle of its own.
+    next(events)
+    assert multiprocessing.active_children()
+    events.close()
+    assert multiprocessing.active_children() == []
+    for left in running.iterdir():
+        left.unlink()
+
+
+def test_exit_statuses_in_words() -> None:
+    assert how_it_ended(-11) == "was killed by SIGSEGV"
+    assert how_it_ended(3) == "ended with status 3"

@@ -1,0 +1,86 @@
+"""Left-over journals tell what dead processes were doing; those of the living are left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fuzz.journal import Case, Journal, read_case, sweep
+from scenarios import UsageError
+from tests.fuzz.samples import MIXED
+
+CASE = Case("portable", "cpu", "TRT-01/MTPEagleWorker", MIXED)
+
+
+def swept(folder: Path) -> list[Case]:
+    kept: list[Case] = []
+    sweep(folder, kept.append)
+    return kept
+
+
+def test_a_case_is_noted_while_its_block_runs(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "running" / "1.json")
+    assert read_case(journal.path) is None
+    with journal.case(CASE):
+        assert read_case(journal.path) == CASE
+    assert read_case(journal.path) is None
+    # A shorter case after a longer one leaves nothing of it.
+    short = Case("portable", "cpu", None, MIXED)
+    with journal.case(short):
+        assert read_case(journal.path) == short
+    journal.close()
+    assert not journal.path.exists()
+
+
+def test_a_case_is_forgotten_when_its_block_fails(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "1.json")
+    with pytest.raises(KeyError), journal.case(CASE):
+        raise KeyError
+    assert read_case(journal.path) is None
+    journal.close()
+
+
+def test_the_living_are_left_alone(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "1.json")
+    with journal.case(CASE):
+        assert swept(tmp_path) == []
+        assert journal.path.exists()
+    journal.close()
+
+
+def test_the_dead_are_swept_up(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "1.json")
+    with journal.case(CASE):
+        text = journal.path.read_text()
+    journal.close()
+    (tmp_path / "2.json").write_text(text)
+    (tmp_path / "3.json").write_text("")  # between two cases
+    (tmp_path / "4.json").write_text(text[: len(text) // 2])  # cut short: the case had not begun
+    (tmp_path / "5.json").write_text('{"engine": "portable"}')
+    (tmp_path / "6.json").write_bytes(b"\xff\xfe")
+    assert swept(tmp_path) == [CASE]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_that_a_sweep_took_away_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    path = tmp_path / "1.json"
+    lock = fcntl.flock
+
+    def swept_first(file: int, operation: int) -> None:
+        monkeypatch.undo()
+        path.unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", swept_first)
+    journal = Journal(path)
+    with journal.case(CASE):
+        assert read_case(path) == CASE
+    journal.close()
+
+
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^SPECFUZZ_HOME: /proc/specfuzz cannot be written \(.*\); name a folder"):
+        Journal(Path("/proc/specfuzz/running/1.json"))
