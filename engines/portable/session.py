@@ -10,7 +10,7 @@ import torch
 
 from engines.portable.observation import Observer
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
-from engines.portable.pyexecutor.py_executor import Iteration
+from engines.portable.pyexecutor.py_executor import Iteration, PyExecutor
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
 from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError
@@ -37,7 +37,7 @@ class PortableSession:
         self._schedule: Schedule | None = Schedule(config, requests)
         self._record = record
         self._device = device
-        self._executor = create_py_executor(config, device)
+        self._executor = self._create_executor(config, device)
         self._model = self._executor.model_engine.model
         self._observer = Observer(config, self._executor, self._model.spec_worker) if observe else None
         self._requests = {request.id: self._llm_request(request) for request in requests}
@@ -45,7 +45,8 @@ class PortableSession:
         self._step: Step | None = None
         self._bracket: Bracket | None = None
         self._over = False
-        self._sites = Sites(self._seams(), roots=_LINE_SITES, base=_FOLDER.parent.parent)
+        roots, base = self._line_sites()
+        self._sites = Sites(self._seams(), roots=roots, base=base)
         self._shelter_restore_code()
         self._open_brackets()
 
@@ -100,6 +101,14 @@ class PortableSession:
     def close(self) -> None:
         """Take every wrapper off again."""
         self._sites.close()
+
+    def _create_executor(self, config: Config, device: torch.device) -> PyExecutor:
+        """The engine; a session of one with the same rooms overrides this and ``_line_sites``."""
+        return create_py_executor(config, device)
+
+    def _line_sites(self) -> tuple[list[Path], Path]:
+        """Folders and files whose lines are fault sites, and what their paths are relative to."""
+        return _LINE_SITES, _FOLDER.parent.parent
 
     def _llm_request(self, request: Request) -> LlmRequest:
         seed = self._config.seed
@@ -204,7 +213,9 @@ class PortableSession:
         """Restore code is assumed not to fail: within it no torch call or line is a site."""
         worker: Any = self._model.spec_worker
         for name in ("_restore_attn_metadata_from_spec_dec", "_ensure_spec_dec_state_restored"):
-            setattr(worker, name, self._sheltered(getattr(worker, name)))
+            # A worker from before PR #16382 has no cleanup.
+            if hasattr(worker, name):
+                setattr(worker, name, self._sheltered(getattr(worker, name)))
 
     def _sheltered(self, restore: Callable[..., None]) -> Callable[..., None]:
         def sheltered(*args: Any) -> None:
