@@ -64,13 +64,33 @@ def _blocks(tokens: int, config: Config) -> int:
     return -(-tokens // config.tokens_per_block)
 
 
+def _row_field(step: Step, index: int, field: str) -> str:
+    """Path of the row with this index in the batch."""
+    generation = index - len(step.contexts)
+    return f"{field}.contexts[{index}]" if generation < 0 else f"{field}.generations[{generation}]"
+
+
 def _require(condition: bool, field: str, problem: str, remedy: str) -> None:
     if not condition:
         raise ScenarioError(field, problem, remedy)
 
 
+_LIMITS = {
+    "max_draft_len": (1, 31),
+    "tokens_per_block": (1, 256),
+    "num_blocks": (1, 16_384),
+    "max_num_requests": (1, 256),
+    "max_num_tokens": (1, 16_384),
+    "max_seq_len": (2, 4096),
+    "graph_warmup_runs": (0, 16),
+    "error_budget": (0, 1_000_000),
+    "seed": (0, 2**31 - 1),
+}
+"""Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
+
+
 def check_config(config: Config) -> None:
-    """Raise ``ScenarioError`` unless the configuration can hold at least one request."""
+    """Raise ``ScenarioError`` unless worker and backend are known and each number is within its limits."""
     # Looking for the closest name costs more than all other checks together, so only where it is needed.
     if config.worker not in WORKERS:
         problem = f"no worker is called {config.worker!r}"
@@ -81,22 +101,12 @@ def check_config(config: Config) -> None:
         f"no attention backend is called {config.attention_backend!r}",
         "write 'TRTLLM'",
     )
-    lowest = {
-        "max_draft_len": 1,
-        "tokens_per_block": 1,
-        "num_blocks": 1,
-        "max_num_requests": 1,
-        "max_num_tokens": 1,
-        "max_seq_len": 2,
-        "graph_warmup_runs": 0,
-        "error_budget": 0,
-        "seed": 0,
-    }
-    for name, low in lowest.items():
+    for name, (low, high) in _LIMITS.items():
         value = getattr(config, name)
-        _require(value >= low, f"config.{name}", f"{value} is too small", f"write {low} or more")
-    _require(config.max_draft_len <= 31, "config.max_draft_len", "is above 31", "write at most 31")
-    _require(config.max_seq_len <= 4096, "config.max_seq_len", "is above 4096", "write at most 4096")
+        if value < low:
+            raise ScenarioError(f"config.{name}", f"{value} is too small", f"write {low} or more")
+        if value > high:
+            raise ScenarioError(f"config.{name}", f"{value} is too large", f"write at most {high}")
 
 
 class Schedule:
@@ -119,7 +129,7 @@ class Schedule:
 
     def add(self, request: Request, field: str = "request") -> None:
         """Let a request enter the queue."""
-        _require(request.id >= 0, f"{field}.id", f"{request.id} is negative", "write 0 or more")
+        _require(0 <= request.id < 2**31, f"{field}.id", f"{request.id} is outside 0..2**31-1", "write a small number")
         _require(
             request.id not in self.requests,
             f"{field}.id",
@@ -128,6 +138,20 @@ class Schedule:
         )
         _require(
             request.prompt_len >= 1, f"{field}.prompt_len", f"{request.prompt_len} is too small", "write 1 or more"
+        )
+        extra, most = self.config.num_extra_kv_tokens, self.config.max_seq_len
+        _require(
+            request.prompt_len + extra <= most,
+            f"{field}.prompt_len",
+            f"{request.prompt_len} and {extra} extra tokens exceed max_seq_len {most}, so the prompt could never end",
+            "shorten it or raise config.max_seq_len",
+        )
+        longest = request.prompt_len + self.config.num_extra_kv_tokens
+        _require(
+            longest <= self.config.max_seq_len,
+            f"{field}.prompt_len",
+            f"its KV length {longest} (extra tokens included) exceeds max_seq_len {self.config.max_seq_len}",
+            "shorten the prompt or raise config.max_seq_len",
         )
         self.requests[request.id] = RequestState(request.prompt_len)
 
@@ -181,6 +205,8 @@ class Schedule:
         rows = [self._plan_context(step, c, f"{field}.contexts[{i}]") for i, c in enumerate(step.contexts)]
         rows += [self._plan_generation(step, g, f"{field}.generations[{i}]") for i, g in enumerate(step.generations)]
         self._check_batch(step, rows, field)
+        self._check_graph(step, field)
+        self._check_finish(step, field)
         self._check_fault(step, field)
         return rows
 
@@ -327,8 +353,16 @@ class Schedule:
 
     def _check_batch(self, step: Step, rows: list[RowPlan], field: str) -> None:
         config = self.config
-        ids = [r.request for r in rows if r.request is not None]
-        _require(len(ids) == len(set(ids)), field, "a request is in the batch twice", "list each request once")
+        seen: set[int] = set()
+        for i, row in enumerate(rows):
+            if row.request in seen:
+                raise ScenarioError(
+                    f"{_row_field(step, i, field)}.request",
+                    f"request {row.request} is in the batch twice",
+                    "list each request once",
+                )
+            if row.request is not None:
+                seen.add(row.request)
         _require(
             len(rows) <= config.max_num_requests,
             field,
@@ -344,16 +378,13 @@ class Schedule:
         )
         for i, row in enumerate(rows):
             longest = row.past + row.query + config.num_extra_kv_tokens
-            _require(
-                longest <= config.max_seq_len,
-                f"{field}.{'contexts' if row.is_context else 'generations'}"
-                f"[{i if row.is_context else i - len(step.contexts)}]",
-                f"its KV length {longest} (extra tokens included) exceeds max_seq_len {config.max_seq_len}",
-                "end the request earlier or raise config.max_seq_len",
-            )
-        held = sum(
-            _blocks(s.granted, config) for r, s in self.requests.items() if s.active and s.granted and r not in ids
-        )
+            if longest > config.max_seq_len:
+                raise ScenarioError(
+                    _row_field(step, i, field),
+                    f"its KV length {longest} (extra tokens included) exceeds max_seq_len {config.max_seq_len}",
+                    "end the request earlier or raise config.max_seq_len",
+                )
+        held = sum(_blocks(s.granted, config) for r, s in self.requests.items() if s.active and r not in seen)
         needed = held + sum(_blocks(r.granted, config) for r in rows)
         _require(
             needed <= config.num_blocks,
@@ -361,24 +392,32 @@ class Schedule:
             f"{needed} KV-cache pages exceed num_blocks {config.num_blocks}",
             "end requests earlier or raise config.num_blocks",
         )
+
+    def _check_graph(self, step: Step, field: str) -> None:
         if step.phase in (Phase.CAPTURE, Phase.REPLAY):
             _require(not step.contexts, f"{field}.contexts", "a CUDA graph holds generations only", "remove them")
         if step.phase is Phase.REPLAY:
+            shape = len(step.generations), step.draft_len
             _require(
-                (len(rows), step.draft_len) in self.graphs,
+                shape in self.graphs,
                 f"{field}.phase",
-                f"no earlier step captured batch size {len(rows)} with draft_len {step.draft_len}",
+                f"no earlier step captured batch size {shape[0]} with draft_len {shape[1]}",
                 "add a capture step of that shape or write 'eager'",
             )
+
+    def _check_finish(self, step: Step, field: str) -> None:
+        in_batch = {row.request for row in step.rows}
         for i, request in enumerate(step.finish):
             state = self.requests.get(request)
             _require(
-                state is not None and state.active and (state.past > 0 or request in ids),
+                state is not None and state.active and (state.past > 0 or request in in_batch),
                 f"{field}.finish[{i}]",
                 f"request {request} is not active",
                 "name a request that has run and not ended",
             )
-        _require(len(set(step.finish)) == len(step.finish), f"{field}.finish", "names a request twice", "list it once")
+            _require(
+                request not in step.finish[:i], f"{field}.finish[{i}]", f"names request {request} twice", "list it once"
+            )
 
     def _check_fault(self, step: Step, field: str) -> None:
         fault = step.fault
