@@ -79,6 +79,17 @@ def _without_draft(trace: Trace) -> Trace:
     return edit_step(trace, 1, substeps=tuple(s for s in trace.steps[1].substeps if s.name != "draft[2]"))
 
 
+def _lengths_of_prepared(by: int) -> Callable[[Trace], Trace]:
+    """Every length that step 1 prepares is too long, and all of them agree."""
+
+    def falsify(trace: Trace) -> Trace:
+        for field in ("kv_lens_cuda", "kv_lens_runtime", "kv_lens"):
+            trace = edit(trace, 1, "prepared", field, _bump(1, by=by))
+        return edit(trace, 1, "prepared", "host_total_kv_lens", _bump(1, by=by))
+
+    return falsify
+
+
 MIXED, PARALLEL = served(EAGLE), served(PARD)
 STARTED, TARGET_STARTED = started_up(EAGLE), started_up(DRAFT_TARGET)
 FAILING, PARALLEL_FAILING = failing(EAGLE), failing(PARD)
@@ -145,6 +156,7 @@ _KV_LENS = [
     _at("host-kv-lens-consistent", MIXED, 1, "prepared", "kv_lens_runtime", _bump(0, by=2)),
     _set("host-kv-lens-consistent", MIXED, 1, "prepared", "host_total_kv_lens", [16, 0]),
     _at("host-kv-lens-consistent", MIXED, 1, "prepared", "kv_lens", _bump(1, by=1000)),
+    Mutation("host-kv-lens-consistent", MIXED, _lengths_of_prepared(200), 1, "prepared", "kv_lens"),
     _at("draft-position-is-kv-minus-one", MIXED, 1, "draft[2]", "position_ids", _bump(0)),
     _at("draft-position-is-kv-minus-one", MIXED, 1, "draft[1]", "position_ids", lambda ids: ids[:1]),
     _at("draft-position-is-kv-minus-one", PARALLEL, 2, "draft[0]", "position_ids", _bump(3, by=-1)),
@@ -219,6 +231,10 @@ _KV_CACHE = [
     _at("tables-name-owned-pages", MIXED, 2, "prepared", "kv_cache_block_offsets", lambda t: [t[0][:-1], t[1]]),
     _at("tables-name-owned-pages", MIXED, 0, "prepared", "kv_cache_block_offsets", lambda t: [t[1], t[1]]),
     _at("tables-name-owned-pages", MIXED, 0, "prepared", "kv_cache_block_offsets", lambda t: [t[0][::-1], t[1]]),
+    _at("tables-name-owned-pages", MIXED, 0, "prepared", "kv_cache_block_offsets", lambda t: [[*t[0], 39], t[1]]),
+    _at("tables-name-owned-pages", STARTED, 0, "prepared", "kv_cache_block_offsets", _put(1, [0, 5, 6])),
+    # A request in the middle of its life whose pages were moved, in a step that gets no further.
+    _at("tables-name-owned-pages", FAILING, 2, "prepared", "kv_cache_block_offsets", lambda t: [t[0], t[1][::-1]]),
     _at("kv-ledger-equals-reference", MIXED, 2, "updated", "kv_tokens", _bump(1)),
     _at("kv-ledger-equals-reference", FAILING, 0, "failed", "free_blocks", lambda n: n - 1),
     _at("kv-content-equals-reference", MIXED, 2, "updated", "draft_kv", _put(0, [0])),

@@ -1,0 +1,58 @@
+"""The invariants asked about a real engine: the portable one, on CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from engines.base import run
+from engines.portable import PortableEngine
+from invariants import Tally, verify
+from invariants.testing import assert_restored
+from scenarios import WORKERS, Scenario
+from tests.invariants.cases import EAGLE, failing, served, started_up
+
+CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
+ENGINE = PortableEngine()
+
+
+def test_the_portable_engine_violates_nothing_and_reaches_everything() -> None:
+    tally = Tally()
+    for scenario in CASES:
+        verdict = verify(scenario, partial(run, ENGINE))
+        assert verdict.violations == ()
+        tally += verdict
+    assert tally.unreached == []
+
+
+@contextmanager
+def _watching_the_worker(session: Any) -> Iterator[list[bool]]:
+    """Put ``assert_restored`` around each forward of the worker; yields whether each one succeeded."""
+    worker = session._model.spec_worker
+    forward, ends = worker.forward, []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        ends.append(False)
+        with assert_restored(kwargs["attn_metadata"]):
+            outputs = forward(*args, **kwargs)
+        ends[-1] = True
+        return outputs
+
+    worker.forward = watched
+    yield ends
+
+
+@pytest.mark.parametrize(
+    ("scenario", "ends"), [(served(EAGLE), [True] * 7), (failing(EAGLE), [False, True] * 2 + [True])]
+)
+def test_assert_restored_holds_for_its_worker(scenario: Scenario, ends: list[bool]) -> None:
+    session = ENGINE.open(scenario.config, scenario.requests)
+    with _watching_the_worker(session) as seen:
+        outcomes = [session.step(step).outcome for step in scenario.steps]
+    session.close()
+    assert seen == ends
+    assert [outcome == "ok" for outcome in outcomes] == ends
