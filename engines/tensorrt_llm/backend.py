@@ -1,35 +1,47 @@
-"""The backend's part of the attention metadata, derived from upstream's real ``AttentionMetadata``.
+"""What is added to upstream's real metadata classes so that an engine can drive them.
 
 Upstream's ``TrtllmAttentionMetadata`` needs compiled operators. What the workers touch of it (lengths, request
-types, block tables, speculative-decoding switches) is added here, through the real base's constructor, setters
-and ``get_empty``, so that an object can never be in a state that the real base would not reach.
+types, block tables, speculative-decoding switches) is added here below the real ``AttentionMetadata``, through its
+own constructor, setters and ``get_empty``, so that an object can never be in a state that the real base would not
+reach. Buffers and equations are those of ``engines.portable``'s class of the same name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 
-def metadata_class(base: Any) -> type:
-    """A metadata class of the dense TRTLLM backend below ``base``, the real ``AttentionMetadata``."""
+@lru_cache(maxsize=64)
+def linear_tables(rows: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Offsets and mask of linear drafts, the same row for each request; one pair for the whole process.
+
+    position offsets  int32 [rows, width]: 0, 1, ...
+    packed mask       int32 [rows, width, ceil(width / 32)]: row ``i`` has bits ``0..i % 32`` of word ``i // 32``;
+                      as upstream has it, the words before that one are 0
+    """
+    row = torch.arange(width)
+    mask = torch.zeros(width, -(-width // 32), dtype=torch.int64)
+    mask[row, row // 32] = (2 << row % 32) - 1
+    return row.int().repeat(rows, 1).to(device), mask.int().repeat(rows, 1, 1).to(device)
+
+
+def attention_metadata_class(base: Any) -> type:
+    """Metadata of the dense TRTLLM backend below ``base``, the real ``AttentionMetadata``."""
 
     @dataclass(kw_only=True)
     class TrtllmAttentionMetadata(base):  # type: ignore[misc]
-        """Buffers are ``max_num_sequences`` (S) rows long and keep their address.
+        """Buffers are ``max_num_requests`` rows long and keep their address.
 
-        kv_lens_cuda, prompt_lens_cuda   device int32 [S]
-        kv_lens, prompt_lens_cpu, host_request_types   host int32 [S]; ``kv_lens`` includes extra tokens
-        host_total_kv_lens               host int32 [2]: sums over contexts and over generations
-        kv_cache_block_offsets           device int32 [pools, S, 2, max_blocks_per_seq]
-        draft_kv_cache_block_offsets     the same of the draft manager, None without one
+        draft_kv_cache_block_offsets  block table of the draft manager, None without one; other fields: see above
         """
 
-        max_num_sequences: int | None = None
-        use_spec_decoding: bool = False
         is_spec_decoding_enabled: bool = False
+        use_spec_decoding: bool = False
         spec_decoding_packed_mask: torch.Tensor | None = None
         spec_decoding_position_offsets: torch.Tensor | None = None
         spec_decoding_position_offsets_cpp: torch.Tensor | None = None
@@ -37,57 +49,101 @@ def metadata_class(base: Any) -> type:
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            self.max_num_sequences = rows = self.max_num_sequences or self.max_num_requests
-            self.prompt_lens_cuda = self._device_buffer("prompt_lens_cuda", rows)
+            rows = self.max_num_requests
             self.kv_lens_cuda = self._device_buffer("kv_lens_cuda", rows)
-            self.prompt_lens_cpu, self.kv_lens, self.host_request_types = (
+            self.prompt_lens_cuda = self._device_buffer("prompt_lens_cuda", rows)
+            self.kv_lens, self.prompt_lens_cpu, self.host_request_types = (
                 torch.zeros(rows, dtype=torch.int32) for _ in range(3)
             )
             self.host_total_kv_lens = torch.zeros(2, dtype=torch.int32)
             self.kv_cache_block_offsets = self._block_table("kv_cache_block_offsets", self.kv_cache_manager)
-            self.host_kv_cache_block_offsets = getattr(self.kv_cache_manager, "host_kv_cache_block_offsets", None)
+            self.host_kv_cache_block_offsets = None
             self.draft_kv_cache_block_offsets = self._block_table(
                 "draft_kv_cache_block_offsets", self.draft_kv_cache_manager
             )
+            self._mla_scheduler_buffers: tuple[torch.Tensor, torch.Tensor] | None = None
 
         def _device_buffer(self, name: str, *shape: int) -> torch.Tensor:
-            buffer: torch.Tensor = self.get_empty(self.cuda_graph_buffers, shape, torch.int32, name, self.is_cuda_graph)
+            buffers, graph = self.cuda_graph_buffers, self.is_cuda_graph
+            buffer: torch.Tensor = self.get_empty(buffers, shape, torch.int32, name, graph)
             return buffer
 
         def _block_table(self, name: str, manager: Any) -> torch.Tensor | None:
             if manager is None:
                 return None
-            rows = self.max_num_sequences or self.max_num_requests
-            return self._device_buffer(name, manager.num_pools, rows, 2, manager.max_blocks_per_seq)
+            return self._device_buffer(name, 1, self.max_num_requests, 2, manager.max_blocks_per_seq)
 
         def prepare(self) -> None:
             """Derive lengths, types and block tables from what the engine has assigned for the step."""
             super().prepare()
             n, contexts = self.num_seqs, self.num_contexts
-            prompts = torch.tensor(self.prompt_lens, dtype=torch.int32)
-            self.prompt_lens_cpu[:n] = prompts
-            self.prompt_lens_cuda[:n].copy_(prompts, non_blocking=True)
+            prompt_lens = torch.tensor(self.prompt_lens, dtype=torch.int32)
+            self.prompt_lens_cpu[:n].copy_(prompt_lens)
+            self.prompt_lens_cuda[:n].copy_(prompt_lens, non_blocking=True)
             cached = torch.tensor(self.kv_cache_params.num_cached_tokens_per_seq, dtype=torch.int32)
             kv = cached + self.seq_lens_kv
-            self.kv_lens[:n] = kv + self.kv_cache_params.num_extra_kv_tokens
+            self.kv_lens[:n].copy_(kv + self.kv_cache_params.num_extra_kv_tokens)
             self.kv_lens_cuda[:n].copy_(kv, non_blocking=True)
             self.kv_lens_runtime = kv
-            self.host_total_kv_lens[0] = kv[:contexts].sum()
-            self.host_total_kv_lens[1] = kv[contexts:].sum()
-            self.host_request_types[:contexts] = 0
-            self.host_request_types[contexts:n] = 1
-            self._copy_block_offsets(n, contexts)
+            lens = kv.tolist()
+            self.host_total_kv_lens.copy_(torch.tensor([sum(lens[:contexts]), sum(lens[contexts:])], dtype=torch.int32))
+            self.host_request_types[:contexts].fill_(0)
+            self.host_request_types[contexts:n].fill_(1)
+            self._copy_block_offsets(max(lens) + self.kv_cache_params.num_extra_kv_tokens)
+            self.on_update_kv_lens()
 
-        def _copy_block_offsets(self, n: int, contexts: int) -> None:
+        def _copy_block_offsets(self, longest: int) -> None:
             manager, draft = self.kv_cache_manager, self.draft_kv_cache_manager
-            manager.copy_batch_block_offsets(self.kv_cache_block_offsets, self.request_ids, 1, contexts, n)
-            longest = int(self.kv_lens[:n].max())
+            manager.copy_batch_block_offsets(self.kv_cache_block_offsets, self.request_ids)
             assert longest <= manager.max_seq_len, f"kv length {longest} exceeds max_seq_len {manager.max_seq_len}"
             if draft is not None:
-                draft.copy_batch_block_offsets(self.draft_kv_cache_block_offsets, self.request_ids, 1, contexts, n)
+                draft.copy_batch_block_offsets(self.draft_kv_cache_block_offsets, self.request_ids)
 
-        def update_spec_dec_param(self, batch_size: int, is_spec_decoding_enabled: bool, *_: Any, **__: Any) -> None:
-            """Switch speculative decoding on or off for the step; the engine calls it before ``prepare``."""
+        def on_update_kv_lens(self) -> None:
+            """Forget what was derived from ``kv_lens_cuda``."""
+            super().on_update_kv_lens()
+            self._mla_scheduler_buffers = None
+
+        def update_for_spec_dec(self) -> None:
+            """Forget what was derived from lengths and layout."""
+            super().update_for_spec_dec()
+            self._mla_scheduler_buffers = None
+
+        def mla_scheduler_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+            """Running totals of the query and of the KV lengths, from 0 on: two of int32 [n + 1], device."""
+            if self._mla_scheduler_buffers is None:
+                lens = self.seq_lens_cuda, self.kv_lens_cuda[: self.num_seqs]
+                query, kv = (torch.nn.functional.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in lens)
+                self._mla_scheduler_buffers = query, kv
+            return self._mla_scheduler_buffers
+
+        def update_spec_dec_param(self, is_spec_decoding_enabled: bool, spec_metadata: Any) -> None:
+            """Tell the kernels how many rows each generation feeds; linear drafts, one mask for all requests."""
             self.is_spec_decoding_enabled = self.use_spec_decoding = is_spec_decoding_enabled
+            rows, width = self.max_num_requests, spec_metadata.runtime_tokens_per_gen_step
+            if self.spec_decoding_generation_lengths is None:
+                self.spec_decoding_generation_lengths = self._device_buffer("generation_lengths", rows)
+            device = self.spec_decoding_generation_lengths.device
+            self.spec_decoding_generation_lengths.fill_(width)
+            offsets, mask = linear_tables(rows, width, device)
+            self.spec_decoding_position_offsets = self.spec_decoding_position_offsets_cpp = offsets
+            self.spec_decoding_packed_mask = mask
 
     return TrtllmAttentionMetadata
+
+
+def spec_metadata_class(base: Any) -> type:
+    """The real metadata class of a worker with what an engine asks of it and this version may lack."""
+    if hasattr(base, "populate_context_prompt_lookahead"):
+        return base  # type: ignore[no-any-return]
+
+    class DrivenSpecMetadata(base):  # type: ignore[misc]
+        def populate_context_prompt_lookahead(self, context_requests: Sequence[Any]) -> None:
+            """Upload the prompt token that follows each context's chunk, if this version has a place for it."""
+            tokens = getattr(self, "context_prompt_lookahead_tokens", None)
+            if tokens is not None and context_requests:
+                known = [r.prompt_lookahead_token for r in context_requests]
+                values = torch.tensor([-1 if t is None else t for t in known], dtype=torch.int32)
+                tokens[: len(values)].copy_(values, non_blocking=True)
+
+    return DrivenSpecMetadata

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,22 +45,3 @@ class CudaOnCpu(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         return func(*args, **kwargs)
-
-
-class CaptureQuery:
-    """Emulated ``torch.cuda.is_current_stream_capturing``: says what ``capturing`` says."""
-
-    def __init__(self) -> None:
-        self.capturing = False
-
-    def __call__(self) -> bool:
-        return self.capturing
-
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        """Answer True inside."""
-        self.capturing = True
-        try:
-            yield
-        finally:
-            self.capturing = False

@@ -21,8 +21,9 @@ from typing import Any, cast
 
 import torch
 
-from engines.tensorrt_llm.backend import metadata_class
-from engines.tensorrt_llm.cpu import CaptureQuery, CudaOnCpu
+from engines.portable._utils import is_current_stream_capturing
+from engines.tensorrt_llm.backend import attention_metadata_class
+from engines.tensorrt_llm.cpu import CudaOnCpu
 from engines.tensorrt_llm.source import ATTENTION_PACKAGES, HOW_TO_PROVIDE, SPECULATIVE, Source, attention_package
 from engines.tensorrt_llm.stand_ins import ROOTS, Logger, StandInModule, behaviours
 from engines.tensorrt_llm.supplements import supplement
@@ -117,12 +118,11 @@ class Upstream:
         self.source = source = replace(source, installed=source.installed and not emulated)
         self.emulated = emulated
         self.logger = Logger()
-        self.capture_query = CaptureQuery()
         self.rejected: dict[str, Exception] = {}
         self.unguarded: set[str] = set()
         self.supplements: dict[str, tuple[str, ...]] = {}
         self._guard_off = unguarded
-        self._finder = _Finder(source, behaviours(source.layout, self.logger, not emulated, metadata_class))
+        self._finder = _Finder(source, behaviours(source.layout, self.logger, not emulated, attention_metadata_class))
         self._modules: dict[str, ModuleType] = {}
         self._depth = 0
         with self.active():
@@ -145,10 +145,15 @@ class Upstream:
     def metadata_class(self) -> type:
         """The backend's metadata below the real ``AttentionMetadata``."""
         if self.source.installed:
-            return metadata_class(self.attention.AttentionMetadata)
+            return attention_metadata_class(self.attention.AttentionMetadata)
         with self.active():
             backend = importlib.import_module(f"{attention_package(self.source.layout)}.trtllm")
             return cast(type, backend.TrtllmAttentionMetadata)
+
+    def module_of(self, cls: type) -> ModuleType:
+        """Module that defines ``cls``."""
+        with self.active():
+            return sys.modules[cls.__module__]
 
     def where(self, cls: type) -> str:
         """File that defines ``cls``."""
@@ -169,7 +174,7 @@ class Upstream:
             stack.enter_context(self._in_place())
             stack.enter_context(_replaced(torch, "compile", _no_compile))
             if self.emulated:
-                stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", self.capture_query))
+                stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", is_current_stream_capturing))
                 stack.enter_context(CudaOnCpu())
             self._depth = 1
             try:
@@ -209,7 +214,11 @@ class Upstream:
                 return None
         self.unguarded.add(class_name)
         with _guard_off(self.interface.SpecWorkerBase):
-            return importlib.import_module(module_name)
+            module = importlib.import_module(module_name)
+        # The class has its forward and will not write the method that the template calls.
+        worker = getattr(module, class_name)
+        worker.__abstractmethods__ -= {"_forward_impl"}
+        return module
 
 
 def raised_by_guard(error: BaseException) -> bool:

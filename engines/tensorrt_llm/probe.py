@@ -42,7 +42,7 @@ class Capabilities:
     saved_state         the metadata says whether something is saved
     paired_save         the worker stores and restores ``num_contexts`` as well (PR #17381)
     dynamic_draft_len   the worker reads ``runtime_draft_len``; otherwise every step needs K = Kmax
-    acceptance          name of the method that verifies drafts, its argument names in order
+    acceptance          name of the method that verifies drafts, then its argument names in order
     forward_defined_in  classes whose own body or later assignment defines ``forward``, most derived first
     """
 
@@ -56,17 +56,17 @@ class Capabilities:
 
 def capabilities(worker: type, base: type, attention_metadata: type) -> Capabilities:
     """Look at ``worker``, its base ``SpecWorkerBase`` and ``AttentionMetadata``."""
-    code = {name for cls in worker.__mro__[: worker.__mro__.index(base)] for name in _names_in_code(cls)}
-    verify = getattr(worker, "sample_and_accept_draft_tokens", None)
+    own = worker.__mro__[: worker.__mro__.index(base)]
+    code = {name for cls in own for name in _names_in_code(cls)}
+    # Before its two reshaping hooks there were, a parallel worker called the common part itself.
+    verify = next((name for name in ("sample_and_accept_draft_tokens", "_accept_draft_tokens") if name in code), "")
     return Capabilities(
         template_method="_forward_impl" in vars(base),
         saved_state=hasattr(attention_metadata, "has_spec_dec_saved_state"),
         paired_save=bool({"num_contexts", "_num_contexts"} & _stored_by(base, "_restore_attn_metadata_from_spec_dec")),
         dynamic_draft_len="runtime_draft_len" in code,
-        acceptance=("sample_and_accept_draft_tokens", *_parameters(verify)) if verify else (),
-        forward_defined_in=tuple(
-            cls.__name__ for cls in worker.__mro__[: worker.__mro__.index(base) + 1] if "forward" in vars(cls)
-        ),
+        acceptance=(verify, *_parameters(getattr(worker, verify))) if verify else (),
+        forward_defined_in=tuple(cls.__name__ for cls in (*own, base) if "forward" in vars(cls)),
     )
 
 

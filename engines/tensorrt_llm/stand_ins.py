@@ -52,13 +52,13 @@ class StandInModule(ModuleType):
 
     def __init__(self, name: str, behaviours: Mapping[str, Callable[[], Any]]) -> None:
         super().__init__(name, "Stand-in.")
-        self.__path__: list[str] = []
         self._behaviours = behaviours
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
         make = self._behaviours.get(name)
+        if make is None and name.startswith("__"):
+            raise AttributeError(name)
         value = make() if make else stand_in_class(name, self.__name__)
         setattr(self, name, value)
         return value
@@ -91,18 +91,6 @@ class MappingStandIn:
     def has_cp_helix(self) -> bool:
         """Whether helix parallelism is on."""
         return False
-
-
-@dataclass
-class KVCacheParams:
-    """Upstream's record of the cached lengths of a batch."""
-
-    use_cache: bool = False
-    num_cached_tokens_per_seq: list[int] | None = None
-    block_ids_per_seq: Any = None
-    host_max_attention_window_sizes: Any = None
-    host_sink_token_length: Any = None
-    num_extra_kv_tokens: int = 0
 
 
 class SlotManager:
@@ -204,7 +192,6 @@ def behaviours(
         f"{PACKAGE}.mapping": {"Mapping": _value(MappingStandIn)},
         "flashinfer": {"__version__": _value("0.6.4")},
         f"{torch_package}.flashinfer_utils": {"IS_FLASHINFER_AVAILABLE": _value(True)},
-        f"{torch_package}.metadata": {"KVCacheParams": _value(KVCacheParams)},
         f"{torch_package}.custom_ops": {"inplace_slice_copy": _value(inplace_slice_copy)},
         f"{torch_package}.distributed.ops": {"allgather": _value(_refuse("allgather"))},
         f"{torch_package}.pyexecutor.resource_manager": {

@@ -36,12 +36,12 @@ def _with_lookahead(prepare: Any) -> Any:
         num_contexts: int,
         prompt_lookahead_tokens: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ids = prepare(self, input_ids, num_ctx_tokens, gather_ids, accepted_tokens, num_contexts)
+        ids: torch.Tensor = prepare(self, input_ids, num_ctx_tokens, gather_ids, accepted_tokens, num_contexts)
         if num_ctx_tokens > 0 and prompt_lookahead_tokens is not None:
             tail = prompt_lookahead_tokens[:num_contexts]
             known = tail != INVALID_PROMPT_LOOKAHEAD_TOKEN
             ids[gather_ids[:num_contexts]] = torch.where(known, tail, accepted_tokens[:num_contexts, 0])
-        return ids  # type: ignore[no-any-return]
+        return ids
 
     return _prepare_context_input_ids
 

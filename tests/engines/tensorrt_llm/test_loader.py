@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from engines.portable.graphs import CpuGraph
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
 from engines.tensorrt_llm.source import open_source
 from scenarios import WORKERS, UsageError
@@ -109,7 +110,7 @@ def test_stand_ins_answer_with_the_same_object_and_refuse_what_they_cannot_do(up
     assert AdvancedSamplingMode.FULL is AdvancedSamplingMode.FULL
     assert AdvancedSamplingMode.FULL != AdvancedSamplingMode.GREEDY
     with pytest.raises(AttributeError):
-        AdvancedSamplingMode.__missing__
+        _ = AdvancedSamplingMode.__missing__
     with pytest.raises(NotImplementedError, match="sample_from_logits_op"):
         sample_from_logits_op(None)
 
@@ -137,7 +138,7 @@ def test_device_arguments_are_rewritten_and_copies_stay_copies(upstream):
 
 
 def test_capture_is_emulated(upstream):
-    with upstream.active(), upstream.capture_query.capture():
+    with upstream.active(), CpuGraph().capture():
         assert torch.cuda.is_current_stream_capturing()
     with upstream.active():
         assert not torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,79 @@
+"""Upstream's real worker and metadata classes, from an installed package or a source checkout, as an engine.
+
+No upstream code is inside. ``doctor`` says what can be driven here, and why the rest cannot.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+import torch
+
+from engines.tensorrt_llm.cpu import EMULATED_DEVICE
+from engines.tensorrt_llm.executor import CALLS, KEYWORD, POSITIONAL
+from engines.tensorrt_llm.loader import Upstream, raised_by_guard
+from engines.tensorrt_llm.probe import Verdict, doctor
+from engines.tensorrt_llm.session import TensorrtLlmSession
+from engines.tensorrt_llm.source import find
+from scenarios import Config, Request, UsageError, closest
+
+__all__ = ["KEYWORD", "POSITIONAL", "TensorrtLlmEngine", "TensorrtLlmSession", "Verdict", "doctor"]
+
+
+class TensorrtLlmEngine:
+    """See ``engines.base.Engine``.
+
+    source     directory of a checkout; default: the environment's, else the installed package
+    device     "cuda", or "cpu", on which device arguments and graphs are emulated; default: what this machine has
+    metadata   "keyword" or "positional": how a worker's forward is given both metadata objects
+    unguarded  drive a worker that the base's guard rejects, with the guard off while its class is created
+
+    Raises ``UsageError`` when there is nothing to drive.
+    """
+
+    name = "tensorrt_llm"
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | None = None,
+        device: str | None = None,
+        *,
+        metadata: str = KEYWORD,
+        unguarded: bool = False,
+    ) -> None:
+        has_cuda = torch.cuda.is_available()
+        if device not in (None, "cpu", "cuda"):
+            raise UsageError(f"device: {device!r} is not known; write 'cpu' or 'cuda'")
+        if device == "cuda" and not has_cuda:
+            raise UsageError(f"device: torch {torch.__version__} finds no CUDA device; write 'cpu'")
+        if metadata not in CALLS:
+            raise UsageError(f"metadata: {metadata!r} is not known; {closest(metadata, CALLS)}")
+        emulated = device == "cpu" or not has_cuda
+        self.device = EMULATED_DEVICE if emulated else "cuda"
+        self.upstream = Upstream(find(source), emulated=emulated, unguarded=unguarded)
+        self._call = metadata
+
+    def open(
+        self,
+        config: Config,
+        requests: tuple[Request, ...] = (),
+        *,
+        observe: bool = True,
+        record: Collection[str] = (),
+    ) -> TensorrtLlmSession:
+        """Start a session; ``UsageError`` when the source has no such worker or it cannot be driven."""
+        worker = self.upstream.load(config.worker)
+        if worker is None:
+            raise UsageError(f"config.worker: {self._why_not(config.worker)}")
+        return TensorrtLlmSession(
+            self.upstream, worker, config, requests, observe=observe, record=record, call=self._call
+        )
+
+    def _why_not(self, worker: str) -> str:
+        root, error = self.upstream.source.root, self.upstream.rejected.get(worker)
+        if error is None:
+            return f"no file of {root} defines {worker}; name a worker that `specfuzz doctor` lists"
+        if raised_by_guard(error):
+            return f"{worker} is rejected by the guard of its base ({error}); drive it with the guard off"
+        return f"the module of {worker} does not load ({type(error).__name__}: {error}); see `specfuzz doctor`"

@@ -1,0 +1,200 @@
+"""The executor around upstream's classes: real worker, real metadata, everything else from the portable engine.
+
+Requests, KV-cache manager, sampler, graph runner and the tracer model are the portable engine's, which calls
+draft models, metadata and managers as upstream does.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, SpecDecOneEngineForCausalLM, Steering, get_draft_model
+from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
+from engines.portable.pyexecutor.py_executor import PyExecutor
+from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.pyexecutor.sampler import SpecSampler
+from engines.portable.speculative.interface import DecodingConfig
+from engines.portable.speculative.utils import MODES
+from engines.tensorrt_llm.backend import spec_metadata_class
+from engines.tensorrt_llm.loader import Upstream
+from engines.tensorrt_llm.probe import METADATA_CLASSES, arguments_for, fields_for
+from engines.tensorrt_llm.stand_ins import MappingStandIn
+from engines.tracer import Tracer
+from scenarios import Config
+from scenarios.tracer import MASK_TOKEN, VOCAB_SIZE
+
+KEYWORD: Final = "keyword"
+POSITIONAL: Final = "positional"
+CALLS: Final = (KEYWORD, POSITIONAL)
+"""How the metadata reaches ``forward``; upstream's caller uses keywords, its template looks for both."""
+
+_ARGUMENTS: Final = (
+    "input_ids", "position_ids", "hidden_states", "logits", "attn_metadata", "spec_metadata", "draft_model",
+    "resource_manager",
+)  # fmt: skip
+"""Arguments of a worker's forward, in order."""
+
+
+class DraftKVCacheManager:
+    """The draft layers' manager of an engine whose target and draft layers share their pages.
+
+    A manager of its own as far as a worker can tell, which makes it swap managers and block tables.
+    """
+
+    host_kv_cache_block_offsets = None
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
+class ResourceManager:
+    """Gives a worker the manager that it asks for by type."""
+
+    def __init__(self, draft_kv_cache_manager: DraftKVCacheManager) -> None:
+        self._draft = draft_kv_cache_manager
+
+    def get_resource_manager(self, kind: Any) -> DraftKVCacheManager | None:
+        """The draft KV-cache manager; there is no other."""
+        return self._draft if getattr(kind, "name", "") == "DRAFT_KV_CACHE_MANAGER" else None
+
+
+class OneEngineModel(SpecDecOneEngineForCausalLM):
+    """Target, drafter and an upstream worker; its forward hands the worker all that upstream's wrapper does."""
+
+    def __init__(
+        self, tracer: Tracer, draft_model: Any, worker: nn.Module, resources: ResourceManager, call: str
+    ) -> None:
+        super().__init__(tracer, draft_model, worker)
+        self._resources = resources
+        self._call = call
+
+    def forward(
+        self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any
+    ) -> dict[str, Tensor]:
+        """Run the target, then the worker; returns the worker's outputs."""
+        self.draft_model.steering.depth = 0
+        common = {"input_ids": input_ids, "position_ids": position_ids, "attn_metadata": attn_metadata}
+        hidden_states = self.model(spec_metadata=spec_metadata, **common)
+        rows = hidden_states.index_select(0, spec_metadata.gather_ids)
+        values = common | {
+            "spec_metadata": spec_metadata,
+            "hidden_states": hidden_states,
+            "logits": self.logits_processor(rows, self.lm_head, attn_metadata, True),
+            "draft_model": self.draft_model,
+            "resource_manager": self._resources,
+        }
+        if self._call == POSITIONAL:
+            outputs: dict[str, Tensor] = self.spec_worker(*(values[name] for name in _ARGUMENTS))
+        else:
+            outputs = self.spec_worker(**values)
+        return outputs
+
+
+class ModelEngine(PyTorchModelEngine):
+    """The portable model engine with upstream's attention metadata."""
+
+    def __init__(self, metadata_class: Any, draft_kv_cache_manager: DraftKVCacheManager, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.attn_metadata = metadata_class(
+            max_num_requests=parts["max_num_requests"],
+            max_num_tokens=parts["max_num_tokens"],
+            kv_cache_manager=parts["kv_cache_manager"],
+            draft_kv_cache_manager=draft_kv_cache_manager,
+            mapping=MappingStandIn(),
+        )
+
+
+def _spec_config(upstream: Upstream, config: Config, spec_config: DecodingConfig) -> SimpleNamespace:
+    """What workers read of a decoding configuration; nothing but linear, greedy drafting is switched on."""
+    mode = upstream.interface.SpeculativeDecodingMode[spec_config.spec_dec_mode.name]
+    return SimpleNamespace(
+        spec_dec_mode=mode,
+        max_draft_len=config.max_draft_len,
+        max_total_draft_tokens=spec_config.max_total_draft_tokens,
+        tokens_per_gen_step=spec_config.max_total_draft_tokens + 1,
+        mask_token_id=MASK_TOKEN,
+        sa_config=None,
+        use_dynamic_tree=False,
+        use_relaxed_acceptance_for_thinking=False,
+        _use_shared_kv_cache=False,
+        _allow_separate_draft_kv_cache=True,
+    )
+
+
+def _worker(worker_class: type, spec_config: SimpleNamespace) -> nn.Module:
+    mapping = MappingStandIn()
+    values = {
+        "spec_config": spec_config,
+        "mapping": mapping,
+        "model_config": SimpleNamespace(mapping=mapping),
+        "use_separate_draft_kv_cache": True,
+    }
+    worker: nn.Module = worker_class(**arguments_for(worker_class, values))
+    return worker
+
+
+def _spec_metadata(metadata_class: Any, config: Config, spec_config: SimpleNamespace) -> Any:
+    eagle3 = not spec_config.spec_dec_mode.is_mtp_eagle_one_model()
+    values = {
+        "max_num_requests": config.max_num_requests,
+        "max_draft_len": config.max_draft_len,
+        "max_total_draft_tokens": spec_config.max_total_draft_tokens,
+        "spec_dec_mode": spec_config.spec_dec_mode,
+        "num_extra_kv_tokens": config.num_extra_kv_tokens,
+        "num_layers": NUM_LAYERS,
+        "max_num_tokens": config.max_num_tokens,
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": HIDDEN_SIZE,
+        "layers_to_capture": tuple(range(NUM_LAYERS)) if eagle3 else None,
+        "dtype": torch.int64,
+    }
+    driven: Any = spec_metadata_class(metadata_class)
+    return driven(**fields_for(metadata_class, values))
+
+
+def create_py_executor(upstream: Upstream, worker_class: type, config: Config, device: str, call: str) -> PyExecutor:
+    """The executor of a configuration. Call it, and everything of it, while ``upstream`` is active."""
+    decoding = DecodingConfig(
+        spec_dec_mode=MODES[config.worker],
+        max_draft_len=config.max_draft_len,
+        num_extra_kv_tokens=config.num_extra_kv_tokens,
+        mask_token_id=MASK_TOKEN,
+    )
+    torch_device = torch.device(device)
+    manager = KVCacheManager(
+        num_layers=2,
+        num_blocks=config.num_blocks,
+        tokens_per_block=config.tokens_per_block,
+        max_seq_len=config.max_seq_len,
+        max_total_draft_tokens=decoding.max_total_draft_tokens,
+        num_extra_kv_tokens=config.num_extra_kv_tokens,
+        device=torch_device,
+    )
+    draft_manager = DraftKVCacheManager(manager)
+    tracer = Tracer(manager.max_blocks_per_seq * config.tokens_per_block, torch_device)
+    draft_model = get_draft_model(decoding.spec_dec_mode, tracer, Steering(config.max_num_requests, torch_device))
+    spec_config = _spec_config(upstream, config, decoding)
+    worker = _worker(worker_class, spec_config)
+    model_engine = ModelEngine(
+        upstream.metadata_class,
+        draft_manager,
+        model=OneEngineModel(tracer, draft_model, worker, ResourceManager(draft_manager), call),
+        spec_config=decoding,
+        spec_metadata=_spec_metadata(
+            getattr(upstream.module_of(worker_class), METADATA_CLASSES[config.worker]), config, spec_config
+        ),
+        kv_cache_manager=manager,
+        cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, torch_device),
+        max_num_requests=config.max_num_requests,
+        max_num_tokens=config.max_num_tokens,
+        device=torch_device,
+    )
+    return PyExecutor(model_engine, manager, SpecSampler(), config.error_budget)

@@ -1,0 +1,82 @@
+"""Sessions on upstream's classes: stepped, watched and made to fail as those of the portable engine are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engines.portable.pyexecutor.py_executor import PyExecutor
+from engines.portable.session import PortableSession
+from engines.tensorrt_llm.cpu import EMULATED_DEVICE
+from engines.tensorrt_llm.executor import create_py_executor
+from engines.tensorrt_llm.loader import Upstream
+from engines.tensorrt_llm.probe import capabilities
+from faults import Seam
+from scenarios import Config, Request, Step, StepTrace, Trace, UsageError
+
+
+class TensorrtLlmSession(PortableSession):
+    """One worker of upstream living through a scenario; see ``engines.base.Session``.
+
+    attn_metadata  the real, long-lived metadata of eager steps
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        worker: type,
+        config: Config,
+        requests: tuple[Request, ...],
+        *,
+        observe: bool,
+        record: Collection[str],
+        call: str,
+    ) -> None:
+        self._upstream = upstream
+        self._worker_class = worker
+        self._call = call
+        self._features = capabilities(worker, upstream.interface.SpecWorkerBase, upstream.attention.AttentionMetadata)
+        device = torch.device("cpu" if upstream.emulated else "cuda")
+        with upstream.active():
+            super().__init__(config, requests, device, observe=observe, record=record)
+        self.attn_metadata = self._executor.model_engine.attn_metadata
+
+    def step(self, step: Step) -> StepTrace:
+        """Execute one iteration; ``UsageError`` for a draft length that this worker's version cannot run."""
+        longest = self._config.max_draft_len
+        if step.draft_len != longest and not self._features.dynamic_draft_len:
+            name = self._config.worker
+            raise UsageError(
+                f"steps[{len(self._steps)}].draft_len: {name} of this source always drafts max_draft_len tokens; "
+                f"write {longest}"
+            )
+        with self._upstream.active():
+            return super().step(step)
+
+    def trace(self) -> Trace:
+        """Everything so far; ``classes`` says which files were driven, and what of them is not upstream's."""
+        upstream = self._upstream
+        module = self._worker_class.__module__
+        classes = {
+            "forward_defined_in": list(self._features.forward_defined_in),
+            "guard_off": self._config.worker in upstream.unguarded,
+            "supplements": list(upstream.supplements.get(module, ())),
+        }
+        device = EMULATED_DEVICE if upstream.emulated else "cuda"
+        return Trace("tensorrt_llm", device, tuple(self._steps), classes)
+
+    def _create_executor(self, config: Config, device: torch.device) -> PyExecutor:
+        return create_py_executor(self._upstream, self._worker_class, config, device.type, self._call)
+
+    def _line_sites(self) -> tuple[list[Path], Path]:
+        return [Path(file) for file in self._upstream.files.values()], self._upstream.source.root
+
+    def _seams(self) -> list[Seam]:
+        verify = self._features.acceptance[0]
+        return [
+            replace(seam, attribute=verify) if seam.site == "worker.sample_and_accept_draft_tokens" else seam
+            for seam in super()._seams()
+        ]
