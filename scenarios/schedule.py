@@ -139,13 +139,6 @@ class Schedule:
         _require(
             request.prompt_len >= 1, f"{field}.prompt_len", f"{request.prompt_len} is too small", "write 1 or more"
         )
-        extra, most = self.config.num_extra_kv_tokens, self.config.max_seq_len
-        _require(
-            request.prompt_len + extra <= most,
-            f"{field}.prompt_len",
-            f"{request.prompt_len} and {extra} extra tokens exceed max_seq_len {most}, so the prompt could never end",
-            "shorten it or raise config.max_seq_len",
-        )
         longest = request.prompt_len + self.config.num_extra_kv_tokens
         _require(
             longest <= self.config.max_seq_len,
