@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-Operation = Callable[[], None]
+Operation = Callable[[], object]
 
 
 class Graph(Protocol):
@@ -71,17 +70,18 @@ def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     aliases = [r.alias_info for r in func._schema.returns]
     if any(a is not None and a.is_write for a in aliases):
         return lambda: func(*args, **kwargs)
-    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    if not outputs or any(a is not None for a in aliases):
-        # A number read on the host, or a view: of storage that the other operations keep up to date.
+    if isinstance(result, torch.Tensor):
+        # A view is of storage that the other operations keep up to date.
+        return None if aliases[0] is not None else lambda: result.copy_(func(*args, **kwargs))
+    if not isinstance(result, tuple):
+        # A number read on the host.
         return None
 
     def again() -> None:
-        fresh = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
-        for output, value in zip(outputs, fresh, strict=True):
+        for output, value in zip(result, func(*args, **kwargs), strict=True):
             output.copy_(value)
 
-    return again
+    return None if any(a is not None for a in aliases) else again
 
 
 def capture(forward: Callable[[], Any], device: torch.device, pool: Any = None) -> tuple[Graph, Any]:

@@ -53,19 +53,41 @@ class LinearSpecWorker(SpecWorkerBase):
         spec_metadata: Any,
         draft_model: Any,
     ) -> dict[str, Tensor]:
-        accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
-        first_inputs = (input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model)
         if spec_metadata.runtime_draft_len == 0:
-            # The drafter is fed all the same: a step that it misses would leave a hole in its cache (PR #16888).
-            inputs = self.prepare_1st_drafter_inputs(*first_inputs)
-            self._forward_draft_model(draft_model, inputs, attn_metadata, spec_metadata, 0)
-            return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
+            return self.skip_drafting(
+                input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
+            )
+        accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         self._prepare_attn_metadata_for_spec_dec(attn_metadata)
-        inputs = self.prepare_1st_drafter_inputs(*first_inputs)
+        inputs = self.prepare_1st_drafter_inputs(
+            input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
+        )
         drafts = self._forward_draft_loop(draft_model, inputs, num_accepted, attn_metadata, spec_metadata)
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         attn_metadata.use_spec_decoding = True
         return self._outputs(logits, accepted, num_accepted, drafts)
+
+    def skip_drafting(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        logits: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
+    ) -> dict[str, Tensor]:
+        """A step without drafts: each row's own token, and none to come; the attention metadata is not touched.
+
+        The drafter is fed all the same: a step that it misses would leave a hole in its cache (PR #16888).
+        """
+        accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
+        inputs = self.prepare_1st_drafter_inputs(
+            input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
+        )
+        self._forward_draft_model(draft_model, inputs, attn_metadata, spec_metadata, 0)
+        num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
+        return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
 
     def prepare_1st_drafter_inputs(
         self,

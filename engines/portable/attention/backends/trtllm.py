@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,26 +14,15 @@ if TYPE_CHECKING:
     from engines.portable.speculative.interface import SpecMetadata
 
 
-@lru_cache(maxsize=64)
-def linear_position_offsets(max_num_requests: int, width: int, device: torch.device) -> torch.Tensor:
-    """Offsets of a generation's rows from its first position, per request: int32 [max_num_requests, width].
-
-    One table for the whole process; it must not be written.
-    """
-    return torch.arange(width, dtype=torch.int32, device=device).repeat(max_num_requests, 1)
-
-
-@lru_cache(maxsize=64)
-def linear_packed_mask(max_num_requests: int, width: int, device: torch.device) -> torch.Tensor:
-    """Which draft rows each row may see, 32 to a word: int32 [max_num_requests, width, ceil(width / 32)].
+def linear_packed_mask(width: int) -> torch.Tensor:
+    """Which of a generation's rows each of them may see, 32 to a word: int32 [width, ceil(width / 32)], host.
 
     Row ``i`` has bits ``0..i % 32`` of word ``i // 32``. As upstream has it, the words before that one stay 0.
-    One table for the whole process; it must not be written.
     """
+    row = torch.arange(width)
     mask = torch.zeros(width, -(-width // 32), dtype=torch.int64)
-    for row in range(width):
-        mask[row, row // 32] = 2 ** (row % 32 + 1) - 1
-    return mask.to(torch.int32).repeat(max_num_requests, 1, 1).to(device)
+    mask[row, row // 32] = (2 << row % 32) - 1
+    return mask.int()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -50,12 +38,13 @@ class TrtllmAttentionMetadata(AttentionMetadata):
     kv_cache_block_offsets  int32 [pools, rows, 2, max_blocks_per_seq], device: pages of each row, for K and for V
     mla_cu_q_rows, mla_cu_kv_seqlens  int32 [rows + 1], device: running totals of ``seq_lens_cuda`` and
         ``kv_lens_cuda``, rebuilt on demand once a hook has invalidated them (PR #12161)
+    spec_decoding_generation_lengths  int32 [rows], device: rows that each generation feeds
+    spec_decoding_position_offsets, spec_decoding_packed_mask  int32 [rows, width], [rows, width, words], device:
+        where those rows lie and what they see; views of tables that all steps share, never written
     """
 
+    max_total_draft_tokens: int
     is_spec_decoding_enabled: bool = field(default=False, init=False)
-    spec_decoding_position_offsets: torch.Tensor | None = field(default=None, init=False)
-    spec_decoding_packed_mask: torch.Tensor | None = field(default=None, init=False)
-    spec_decoding_generation_lengths: torch.Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         rows = self.max_num_requests
@@ -70,6 +59,16 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         self.mla_cu_q_rows = self._device_buffer(rows + 1)
         self.mla_cu_kv_seqlens = self._device_buffer(rows + 1)
         self._mla_scheduler_buffers_valid = False
+        if not self.is_cuda_graph:
+            self._create_spec_decoding_tables(rows, self.max_total_draft_tokens + 1)
+
+    def _create_spec_decoding_tables(self, rows: int, widest: int) -> None:
+        """For the object of eager steps; the copies that belong to graphs share its tables."""
+        self._linear_offsets = torch.arange(widest, dtype=torch.int32, device=self.device).expand(rows, -1)
+        self._linear_mask = linear_packed_mask(widest).to(self.device).expand(rows, -1, -1)
+        self.spec_decoding_generation_lengths = self._device_buffer(rows)
+        self.spec_decoding_position_offsets = self._linear_offsets[:, :0]
+        self.spec_decoding_packed_mask = self._linear_mask[:, :0]
 
     def _device_buffer(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=self.device)
@@ -131,9 +130,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         self.use_spec_decoding = is_spec_decoding_enabled
         if not is_spec_decoding_enabled:
             return
-        width, rows = spec_metadata.runtime_tokens_per_gen_step, self.max_num_requests
-        if self.spec_decoding_generation_lengths is None:
-            self.spec_decoding_generation_lengths = self._device_buffer(rows)
+        width = spec_metadata.runtime_tokens_per_gen_step
         self.spec_decoding_generation_lengths.fill_(width)
-        self.spec_decoding_position_offsets = linear_position_offsets(rows, width, self.device)
-        self.spec_decoding_packed_mask = linear_packed_mask(rows, width, self.device)
+        self.spec_decoding_position_offsets = self._linear_offsets[:, :width]
+        self.spec_decoding_packed_mask = self._linear_mask[:, :width, : -(-width // 32)]
