@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,7 @@ import reference
 from invariants.case import Case, Moment
 from invariants.check import Check
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find
-from scenarios import Scenario, StepTrace, Trace, UsageError, Violation
-from scenarios.trace import FAILED
+from scenarios import Scenario, Trace, UsageError, Violation
 
 Counts = Mapping[str, tuple[int, int]]
 Run = Callable[[Scenario], Trace]
@@ -121,17 +120,9 @@ def _compare(case: Case, twin: Twin, other: Trace, check: Check) -> None:
         theirs = other.steps[place] if place < len(other.steps) else None
         mine, outcome = step.actual.outcome, theirs.outcome if theirs is not None else "never run"
         check.run(mine == outcome, index, None, outcome, mine, f"the step ended {mine}, in the twin {outcome}")
-        if theirs is not None:
-            for moment, fields in _common(step.moments, theirs):
-                _compare_fields(moment, fields, twin, check)
-
-
-def _common(moments: list[Moment], theirs: StepTrace) -> Iterator[tuple[Moment, Mapping[str, Any]]]:
-    """Sub-steps that both runs have; what a failure leaves behind is not theirs to compare."""
-    fields = {s.key: s.fields for s in theirs.substeps}
-    for moment in moments:
-        if moment.name != FAILED:
-            yield moment, fields.get((moment.name, moment.run), {})
+        fields = {s.key: s.fields for s in theirs.substeps} if theirs is not None else {}
+        for moment in step.moments:
+            _compare_fields(moment, fields.get((moment.name, moment.run), {}), twin, check)
 
 
 def _compare_fields(moment: Moment, theirs: Mapping[str, Any], twin: Twin, check: Check) -> None:

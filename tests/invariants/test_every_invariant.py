@@ -14,7 +14,7 @@ from invariants import Predicate, Verdict, all_invariants, verify
 from scenarios import FIELDS, WORKERS, Scenario, Trace
 from tests.invariants.cases import EAGLE, failing, served, started_up
 from tests.invariants.mutations import MUTATIONS, Mutation
-from tests.invariants.synthetic import dressed, edit_step
+from tests.invariants.synthetic import dressed, edit, edit_step
 
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
 
@@ -106,6 +106,15 @@ def test_a_step_that_fails_before_it_is_prepared_is_judged_by_its_ledger() -> No
     verdict = verify(scenario, lambda s: trace if s == scenario else dressed(s))
     assert verdict.violations == ()
     assert verdict.counts["kv-ledger-balanced"][0] > 0
+
+
+def test_a_failure_before_anything_is_accepted_leaves_the_lengths_alone() -> None:
+    scenario = failing(EAGLE)
+    prepared, entered, *_, failed = dressed(scenario).steps[0].substeps
+    trace = edit_step(dressed(scenario), 0, substeps=(prepared, entered, failed))
+    assert [v.step for v in verify(scenario, lambda _: trace, relations=False).violations] == [0]
+    trace = edit(trace, 0, "failed", "kv_lens_cuda", lambda _: prepared["kv_lens_cuda"])
+    assert verify(scenario, lambda _: trace, relations=False).violations == ()
 
 
 @pytest.mark.parametrize("name", ["prepared", "entered", "verified", "saved", "draft[0]", "restored", "updated"])
