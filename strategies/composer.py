@@ -1,0 +1,146 @@
+"""A scenario while it is being composed: each step drawn from what is possible at that point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from scenarios import Config, Phase, Request, Scenario, Schedule, Step
+from strategies.choices import choose, pick
+from strategies.config import draw_prompt_len, room_of
+from strategies.drafting import draw_draft_len
+from strategies.fault import KINDS, Kinds, draw_fault
+from strategies.layout import Layout, Room, draw_layout, runnable
+from strategies.phase import phase_table
+from strategies.startup import draw_dummies
+
+Record = Callable[[Scenario], Mapping[str, int]]
+"""Runs a scenario without faults and returns the sites of its last step: site -> occurrences."""
+
+
+class Composer:
+    """Steps of one scenario, appended one by one; valid by construction and never at a dead end.
+
+    Whatever is drawn is read as something that can happen now, so nothing is rejected, and a scenario of which
+    Hypothesis changes an early choice keeps its later ones. Requests enter when a step first needs them.
+    """
+
+    def __init__(self, config: Config, *, startup: int) -> None:
+        """Start with ``config`` and at most ``startup`` steps of start-up; ``UsageError`` if it holds no request."""
+        room_of("scenarios", config)
+        self.schedule = Schedule(config)
+        self.startup = startup
+        self.requests: list[Request] = []
+        self.steps: list[Step] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether a fault has ended the run."""
+        return self.schedule.over
+
+    @property
+    def failed(self) -> bool:
+        """Whether a step has a fault."""
+        return any(step.fault for step in self.steps)
+
+    def scenario(self) -> Scenario:
+        """What has been composed so far."""
+        return Scenario(config=self.schedule.config, requests=tuple(self.requests), steps=tuple(self.steps))
+
+    def draw_step(self, draw: st.DrawFn, phase: Phase | None = None) -> None:
+        """Append a step that succeeds, with the requests that end after it."""
+        self._succeed(draw, self._draw_rows(draw, phase))
+
+    def draw_failure(
+        self, draw: st.DrawFn, record: Record, *, phase: Phase | None = None, kinds: Kinds = KINDS
+    ) -> None:
+        """Append a step that fails in one of the ``kinds`` for its phase, or succeeds if it has no site."""
+        step = self._draw_rows(draw, phase)
+        scenario = self.scenario()
+        sites = record(replace(scenario, steps=(*scenario.steps, step)))
+        if sites:
+            self._append(replace(step, fault=draw_fault(draw, sites, kinds[step.phase])))
+        else:
+            self._succeed(draw, step)
+
+    def _succeed(self, draw: st.DrawFn, step: Step) -> None:
+        self._append(step)
+        self._finish(self._draw_finish(draw))
+        if not self._can_go_on():
+            self._finish(self._started)
+
+    def _append(self, step: Step) -> None:
+        self.schedule.advance(step)
+        self.steps.append(step)
+
+    def _finish(self, requests: list[int]) -> None:
+        """Let requests end after the last step."""
+        if requests:
+            last = self.steps[-1]
+            self.steps[-1] = replace(last, finish=(*last.finish, *requests))
+            for request in requests:
+                self.schedule.requests[request].active = False
+
+    @property
+    def _started(self) -> list[int]:
+        return [r for r, s in self.schedule.requests.items() if s.active and s.past]
+
+    def _can_go_on(self) -> bool:
+        """Whether a request could run in the next step, or a new one enter."""
+        least = self.schedule.config.traits.min_draft_len
+        return Room(self.schedule, least).longest_prompt >= 1 or runnable(self.schedule, least)
+
+    def _draw_finish(self, draw: st.DrawFn) -> list[int]:
+        """One request or all of them; mostly none."""
+        started = self._started
+        if not started:
+            return []
+        choice = pick(draw, 8 * len(started) + 8)
+        return started if choice == len(started) + 1 else started[choice - 1 : choice] if choice else []
+
+    def _draw_rows(self, draw: st.DrawFn, phase: Phase | None) -> Step:
+        """The next step, without those that end after it."""
+        if phase is None:
+            # Without start-up there is no graph either, hence nothing to choose.
+            startup = len(self.steps) < self.startup
+            phase = choose(draw, phase_table(self.schedule, with_startup=startup)) if self.startup else Phase.EAGER
+        draft_len = draw_draft_len(draw, self.schedule.config)
+        if phase.is_startup:
+            step = draw_dummies(draw, self.schedule, phase, draft_len)
+            if step is not None:
+                return step
+        return self._draw_served(draw, draft_len, replay=phase is Phase.REPLAY)
+
+    def _draw_served(self, draw: st.DrawFn, draft_len: int, *, replay: bool) -> Step:
+        size = 0
+        if replay:
+            size, draft_len = self._draw_graph(draw, draft_len)
+        layout = self._draw_layout(draw, draft_len, size)
+        if not layout.contexts and not layout.generations:
+            size, draft_len = 0, self.schedule.config.traits.min_draft_len
+            layout = self._draw_layout(draw, draft_len, size)
+        # Generations that fit one by one need not fit together.
+        complete = replay and len(layout.generations) == size > 0
+        return Step(
+            phase=Phase.REPLAY if complete else Phase.EAGER,
+            draft_len=draft_len,
+            contexts=layout.contexts,
+            generations=layout.generations,
+        )
+
+    def _draw_graph(self, draw: st.DrawFn, draft_len: int) -> tuple[int, int]:
+        """(batch size, draft length) of a graph that could be replayed, of those nearest to ``draft_len``."""
+        possible = [g for g in self.schedule.graphs if g[0] <= len(self.schedule.generating)]
+        nearest = min(abs(k - draft_len) for _, k in possible)
+        return choose(draw, sorted(g for g in possible if abs(g[1] - draft_len) == nearest))
+
+    def _draw_layout(self, draw: st.DrawFn, draft_len: int, replay: int) -> Layout:
+        return draw_layout(draw, self.schedule, draft_len, arrive=lambda most: self._arrive(draw, most), replay=replay)
+
+    def _arrive(self, draw: st.DrawFn, most: int) -> int:
+        request = Request(id=len(self.requests), prompt_len=draw_prompt_len(draw, self.schedule.config, most))
+        self.requests.append(request)
+        self.schedule.add(request)
+        return request.id

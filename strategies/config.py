@@ -1,0 +1,134 @@
+"""Configurations and the requests that they can hold: small, and often tight."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from hypothesis import strategies as st
+
+from scenarios import WORKERS, Config, Request, Schedule, UsageError, closest
+from strategies.choices import MANY, choose, digits, in_range, pick
+from strategies.layout import Room, pages
+from strategies.sizes import prompt_lens
+
+_BLOCKS: Final = (4, 1, 2, 3, 5, 6, 7, 8)
+_DRAFT_LENS: Final = (1, 2, 3, 4, 7)
+_ROWS: Final = (1, 2, 3, 4, 2, 3, 4)
+_RUNS: Final = (2, 0, 1, 3)
+_BUDGETS: Final = (8, 0, 1, 2)
+_SEEDS: Final = 16
+_SLACK: Final = 16
+"""Tokens by which a tight limit exceeds the least."""
+_TIGHT: Final = (
+    (),
+    ("pool",),
+    ("tokens",),
+    ("length",),
+    ("pool", "tokens"),
+    ("pool", "length"),
+    ("tokens", "length"),
+    ("pool", "tokens", "length"),
+    (),
+    (),
+)
+
+
+def configs(
+    *, workers: Collection[str] | None = None, max_draft_len: int = 7, max_batch: int = 8
+) -> st.SearchStrategy[Config]:
+    """Configurations that can serve at least one request.
+
+        configs(workers=["PARDWorker"], max_draft_len=4)
+
+    workers        class names, by default all of ``WORKERS``
+    max_draft_len  largest ``Config.max_draft_len``, at most 31; most are among 1, 2, 3, 4, 7 and this one
+    max_batch      largest ``Config.max_num_requests``, at most 256
+
+    Pages of 1 to 8 tokens. In seven of eight, one or more of pool, ``max_num_tokens`` and ``max_seq_len`` are so
+    small that a few steps exhaust them. Shrinks to a roomy configuration with draft length 1. Raises
+    ``UsageError`` for a worker that does not exist or a number that is out of range.
+    """
+    names = tuple(WORKERS) if workers is None else tuple(workers)
+    for name in names:
+        if name not in WORKERS:
+            raise UsageError(f"configs(): workers names {name!r}, which does not exist; {closest(name, WORKERS)}")
+    if not names or isinstance(workers, str):
+        raise UsageError("configs(): workers is not a collection of names; write one or more of " + ", ".join(WORKERS))
+    in_range("configs", "max_draft_len", max_draft_len, 1, 31)
+    in_range("configs", "max_batch", max_batch, 1, MANY)
+    draft_lens = tuple(dict.fromkeys((*(k for k in _DRAFT_LENS if k < max_draft_len), max_draft_len)))
+    rows = (max_batch, *(n for n in _ROWS if n < max_batch))
+    return _configs(names, draft_lens, rows)
+
+
+@st.composite
+def _configs(draw: st.DrawFn, workers: tuple[str, ...], draft_lens: tuple[int, ...], rows: tuple[int, ...]) -> Config:
+    worker, draft_len = choose(draw, workers), choose(draw, draft_lens)
+    block, max_rows = choose(draw, _BLOCKS), choose(draw, rows)
+    runs, budget, seed = digits(draw, (len(_RUNS), len(_BUDGETS), _SEEDS))
+    tight = choose(draw, _TIGHT)
+    config = Config(
+        worker=worker,
+        max_draft_len=draft_len,
+        tokens_per_block=block,
+        max_num_requests=max_rows,
+        graph_warmup_runs=_RUNS[runs],
+        error_budget=_BUDGETS[budget],
+        seed=seed,
+    )
+    return _tighten(draw, config, tight) if tight else config
+
+
+def _tighten(draw: st.DrawFn, config: Config, tight: Collection[str]) -> Config:
+    """``config`` with limits from what one short request needs at the largest draft length upwards."""
+    extra, fed = config.num_extra_kv_tokens, config.traits.tokens_per_gen_step(config.max_draft_len)
+    if "pool" in tight:
+        start = pages(1 + extra + fed, config)
+        config = replace(config, num_blocks=start + pick(draw, 4 * start))
+    if "tokens" in tight:
+        config = replace(config, max_num_tokens=fed + pick(draw, 2 * fed + _SLACK))
+    if "length" in tight:
+        config = replace(config, max_seq_len=1 + extra + fed + pick(draw, _SLACK))
+    return config
+
+
+def requests(
+    config: Config, *, min_size: int = 1, max_size: int = 3, first_id: int = 0
+) -> st.SearchStrategy[tuple[Request, ...]]:
+    """Requests with ids from ``first_id`` on, each of which could start in the empty pool of ``config``.
+
+    Prompts end around page boundaries and, where these are near, at ``max_seq_len`` and ``max_num_tokens``.
+    Shrinks to ``min_size`` requests with prompts of one token. Raises ``UsageError`` for sizes that are out of
+    range and a configuration that can hold no request.
+    """
+    in_range("requests", "min_size", min_size, 0)
+    in_range("requests", "max_size", max_size, min_size)
+    in_range("requests", "first_id", first_id, 0)
+    return _requests(config, room_of("requests", config).longest_prompt, min_size, max_size, first_id)
+
+
+@st.composite
+def _requests(
+    draw: st.DrawFn, config: Config, longest: int, min_size: int, max_size: int, first_id: int
+) -> tuple[Request, ...]:
+    size = min_size + pick(draw, max_size - min_size + 1)
+    return tuple(Request(id=first_id + i, prompt_len=draw_prompt_len(draw, config, longest)) for i in range(size))
+
+
+def draw_prompt_len(draw: st.DrawFn, config: Config, longest: int) -> int:
+    """The length of a prompt of at most ``longest`` tokens."""
+    return choose(draw, prompt_lens(config, longest))
+
+
+def room_of(strategy: str, config: Config) -> Room:
+    """What the empty engine of ``config`` holds at its smallest draft length, which is at least one request."""
+    room = Room(Schedule(config), config.traits.min_draft_len)
+    if room.longest_prompt < 1:
+        need = 1 + room.extra
+        raise UsageError(
+            f"{strategy}(): config holds no request; write num_blocks of {pages(need + room.width, config)} or more "
+            f"and max_seq_len of {need} or more"
+        )
+    return room

@@ -1,0 +1,51 @@
+"""How many drafts a step makes, and with how many of them the target agrees."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from scenarios import Config
+from scenarios.schedule import check_config
+from strategies.choices import choose, digits, in_range, pick
+from strategies.sizes import draft_lens
+
+
+def draft_lengths(config: Config) -> st.SearchStrategy[int]:
+    """Runtime draft lengths K of a step, from the worker's smallest to ``max_draft_len``.
+
+    Shrinks to 1. Zero and the maximum are drawn twice as often as the others, so that a few steps in a row go
+    K, 0, K or shrink and grow. Raises ``UsageError`` for a configuration that is not valid.
+    """
+    check_config(config)
+    return st.sampled_from(draft_lens(config))
+
+
+def agreements(draft_len: int, *, rows: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """With how many of its ``draft_len`` drafts the target agrees, for each of ``rows`` rows.
+
+    A quarter of the time nothing anywhere, a quarter everything everywhere, else each row for itself: equal counts
+    hide a row that got its neighbour's. Shrinks to zeros. Raises ``UsageError`` for a negative argument.
+    """
+    in_range("agreements", "draft_len", draft_len, 0)
+    in_range("agreements", "rows", rows, 0)
+    return _agreements(draft_len, rows)
+
+
+@st.composite
+def _agreements(draw: st.DrawFn, draft_len: int, rows: int) -> tuple[int, ...]:
+    return draw_agreements(draw, draft_len, rows)
+
+
+def draw_agreements(draw: st.DrawFn, draft_len: int, rows: int) -> tuple[int, ...]:
+    """The same, with the ``draw`` of a composite strategy."""
+    if draft_len == 0 or rows == 0:
+        return (0,) * rows
+    if rows == 1:
+        return (pick(draw, draft_len + 1),)
+    mode = pick(draw, 4)
+    return tuple(digits(draw, (draft_len + 1,) * rows)) if mode >= 2 else (mode * draft_len,) * rows
+
+
+def draw_draft_len(draw: st.DrawFn, config: Config) -> int:
+    """A draft length as in ``draft_lengths``."""
+    return choose(draw, draft_lens(config))

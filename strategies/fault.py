@@ -1,0 +1,56 @@
+"""Faults: where, when and how a step fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+from hypothesis import strategies as st
+
+from scenarios import Fault, FaultKind, Phase, UsageError
+from strategies.choices import choose, in_range, pick
+
+Kinds: TypeAlias = Mapping[Phase, Sequence[FaultKind]]
+"""What may be raised in each phase; a kind listed twice is twice as likely."""
+
+_SERVED: Final = (*(FaultKind.ERROR, FaultKind.OOM) * 7, FaultKind.CUDA)
+
+KINDS: Final[Kinds] = {
+    Phase.WARMUP: (*(FaultKind.OOM,) * 6, FaultKind.ERROR, FaultKind.CUDA),
+    Phase.CAPTURE: (FaultKind.OOM, FaultKind.ERROR, FaultKind.CUDA),
+    Phase.EAGER: _SERVED,
+    Phase.REPLAY: _SERVED,
+}
+"""Mostly kinds after which the run goes on."""
+
+
+def faults(sites: Mapping[str, int], *, kinds: Sequence[FaultKind] = KINDS[Phase.EAGER]) -> st.SearchStrategy[Fault]:
+    """A fault at one of the ``sites`` of a step.
+
+        faults({"draft_model.forward": 3}, kinds=KINDS[Phase.WARMUP])
+
+    sites  site -> how often the step passes it, as recorded; first the site is drawn, then the occurrence, so
+           that a site passed once is as likely as one passed a hundred times
+    kinds  what may be raised; a kind listed twice is twice as likely
+
+    Shrinks to the first occurrence of the first site and the first kind. Raises ``UsageError`` if there is no
+    site, no kind, or a site with less than one occurrence.
+    """
+    if not sites:
+        raise UsageError("faults(): sites is empty; record a clean run of the step first")
+    for site, occurrences in sites.items():
+        in_range("faults", f"sites[{site!r}]", occurrences, 1)
+    if not kinds:
+        raise UsageError("faults(): kinds is empty; write one or more of the members of FaultKind")
+    return _faults(dict(sites), tuple(kinds))
+
+
+@st.composite
+def _faults(draw: st.DrawFn, sites: Mapping[str, int], kinds: Sequence[FaultKind]) -> Fault:
+    return draw_fault(draw, sites, kinds)
+
+
+def draw_fault(draw: st.DrawFn, sites: Mapping[str, int], kinds: Sequence[FaultKind]) -> Fault:
+    """A fault as in ``faults``, with the ``draw`` of a composite strategy."""
+    site = choose(draw, tuple(sites))
+    return Fault(site=site, occurrence=1 + pick(draw, sites[site]), kind=choose(draw, kinds))

@@ -1,0 +1,193 @@
+"""Layouts: who is in the batch of one step, in which order, with how much of its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from hypothesis import strategies as st
+
+from scenarios import Config, Context, Generation, RequestState, Schedule, UsageError
+from strategies.choices import arrangement, choose, in_range
+from strategies.drafting import draw_agreements
+from strategies.sizes import chunk_lens, shapes
+
+NEW: Final = -1
+"""Stands for a request that has not entered yet."""
+
+Arrival = Callable[[int], int]
+"""Lets a request enter whose prompt has at most so many tokens, and returns its id."""
+
+
+class Layout(NamedTuple):
+    """Rows of a step, contexts first."""
+
+    contexts: tuple[Context, ...]
+    generations: tuple[Generation, ...]
+
+
+def pages(tokens: int, config: Config) -> int:
+    """KV-cache pages that hold so many tokens."""
+    return -(-tokens // config.tokens_per_block)
+
+
+class Room:
+    """What a step with this draft length may still take: rows, tokens of the target forward, KV-cache pages.
+
+    It follows the grants of ``Schedule``, so that whatever is admitted is valid.
+    """
+
+    def __init__(self, schedule: Schedule, draft_len: int) -> None:
+        config = schedule.config
+        self.config = config
+        self.extra = config.num_extra_kv_tokens
+        self.width = schedule.draft_width(draft_len)
+        self.fed = config.traits.tokens_per_gen_step(draft_len)
+        self.rows = config.max_num_requests
+        self.tokens = config.max_num_tokens
+        self.pages = config.num_blocks - schedule.blocks_in_use
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that could start now; below 1 if none could."""
+        config = self.config
+        if not self.rows or not self.tokens:
+            return 0
+        in_pool = self.pages * config.tokens_per_block - self.extra - self.width
+        return min(in_pool, config.max_seq_len - self.extra)
+
+    def longest_past(self, later: int = 0) -> int:
+        """Most cached tokens of a dummy generation that could join now, with ``later`` more to come; or below 0."""
+        config = self.config
+        if self.rows <= later or self.tokens < self.fed * (later + 1):
+            return -1
+        least = self.extra + self.width + 1
+        in_pool = (self.pages - later * pages(least, config)) * config.tokens_per_block - least
+        return min(in_pool, config.max_seq_len - self.extra - self.fed)
+
+    def start(self, prompt_len: int) -> None:
+        """Grant the pages of a whole prompt."""
+        self.pages -= pages(prompt_len + self.extra + self.width, self.config)
+
+    def start_dummy(self, past: int) -> None:
+        """Grant the pages and take the rows of a dummy generation."""
+        self.start(past + 1)
+        self.take(self.fed)
+
+    def take(self, tokens: int) -> None:
+        """Count one row that feeds so many tokens."""
+        self.rows -= 1
+        self.tokens -= tokens
+
+    def admits_context(self, state: RequestState) -> bool:
+        """Whether a waiting request could compute a part of its prompt."""
+        if state.granted:
+            return self.rows > 0 and self.tokens > 0
+        return state.prompt_len <= self.longest_prompt
+
+    def admits_generation(self, state: RequestState) -> bool:
+        """Whether a request could verify its drafts."""
+        config = self.config
+        return (
+            self.rows > 0
+            and self.tokens >= self.fed
+            and state.past + self.fed + self.extra <= config.max_seq_len
+            and self._growth(state) <= self.pages
+        )
+
+    def admit_generation(self, state: RequestState) -> bool:
+        """Take the row of a request that verifies its drafts, if it fits."""
+        if not self.admits_generation(state):
+            return False
+        self.pages -= self._growth(state)
+        self.take(self.fed)
+        return True
+
+    def _growth(self, state: RequestState) -> int:
+        return pages(state.granted + 1 + self.width, self.config) - pages(state.granted, self.config)
+
+
+def layouts(schedule: Schedule, *, draft_len: int) -> st.SearchStrategy[Layout]:
+    """Batches that could come next with the requests that ``schedule`` knows, as (contexts, generations).
+
+    Small shapes and those that use all there is; requests absent or out of order; prompts whole or in chunks;
+    agreements as in ``agreements``. Shrinks to one row. The schedule is only read, when a layout is drawn.
+    Raises ``UsageError`` if none of its requests could run with that draft length.
+    """
+    config = schedule.config
+    in_range("layouts", "draft_len", draft_len, config.traits.min_draft_len, config.max_draft_len)
+    if not runnable(schedule, draft_len):
+        raise UsageError("layouts(): no request of schedule can run now; add one with schedule.add(...)")
+    return _layouts(schedule, draft_len)
+
+
+@st.composite
+def _layouts(draw: st.DrawFn, schedule: Schedule, draft_len: int) -> Layout:
+    return draw_layout(draw, schedule, draft_len)
+
+
+def runnable(schedule: Schedule, draft_len: int) -> bool:
+    """Whether at least one request of ``schedule`` could run with that draft length."""
+    room, states = Room(schedule, draft_len), schedule.requests
+    return not schedule.over and (
+        any(room.admits_context(states[r]) for r in schedule.waiting)
+        or any(room.admits_generation(states[r]) for r in schedule.generating)
+    )
+
+
+def draw_layout(
+    draw: st.DrawFn, schedule: Schedule, draft_len: int, *, arrive: Arrival | None = None, replay: int = 0
+) -> Layout:
+    """A layout, with the ``draw`` of a composite strategy; without rows if nothing could run.
+
+    arrive  lets new requests enter
+    replay  batch size of a graph: so many generations and no context (fewer if they do not fit together)
+    """
+    room, states = Room(schedule, draft_len), schedule.requests
+    ready = [r for r in schedule.generating if room.admits_generation(states[r])]
+    waiting = [] if replay else [r for r in schedule.waiting if room.admits_context(states[r])]
+    new = room.rows if arrive is not None and not replay and room.longest_prompt >= 1 else 0
+    if replay:
+        size = (0, min(replay, len(ready)))
+    else:
+        limits = min(len(waiting) + new, room.tokens), min(len(ready), room.tokens // room.fed)
+        table = shapes(*limits, room.rows)
+        if not table:
+            return Layout((), ())
+        size = choose(draw, table)
+    running = [r for r in arrangement(draw, ready, size[1]) if room.admit_generation(states[r])]
+    coming = arrangement(draw, waiting + [NEW] * min(new, size[0]), size[0])
+    chunks = _draw_chunks(draw, schedule, room, coming, arrive)
+    return _with_agreements(draw, schedule, draft_len, chunks, running)
+
+
+def _draw_chunks(
+    draw: st.DrawFn, schedule: Schedule, room: Room, coming: list[int], arrive: Arrival | None
+) -> list[tuple[int, int]]:
+    chunks = []
+    for later, request in zip(range(len(coming) - 1, -1, -1), coming):
+        if request == NEW and arrive is not None and room.longest_prompt >= 1:
+            request = arrive(room.longest_prompt)
+        if request == NEW or not room.admits_context(schedule.requests[request]):
+            continue
+        state = schedule.requests[request]
+        # The contexts that follow get a token each, if there are enough.
+        most = max(1, room.tokens - later)
+        chunk = choose(draw, chunk_lens(room.config, state.past, state.prompt_len - state.past, most))
+        if not state.granted:
+            room.start(state.prompt_len)
+        room.take(chunk)
+        chunks.append((request, chunk))
+    return chunks
+
+
+def _with_agreements(
+    draw: st.DrawFn, schedule: Schedule, draft_len: int, chunks: list[tuple[int, int]], running: list[int]
+) -> Layout:
+    steered = chunks if schedule.config.traits.drafts_for_contexts else []
+    agree = draw_agreements(draw, draft_len, len(steered) + len(running))
+    contexts = [
+        Context(request=r, chunk=chunk, agree=agree[i] if steered else 0) for i, (r, chunk) in enumerate(chunks)
+    ]
+    generations = [Generation(request=r, agree=a) for r, a in zip(running, agree[len(steered) :])]
+    return Layout(tuple(contexts), tuple(generations))

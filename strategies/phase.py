@@ -1,0 +1,29 @@
+"""Phases: what the executor may do next."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from scenarios import Phase, Schedule, UsageError
+
+
+def phases(schedule: Schedule, *, with_startup: bool = True) -> st.SearchStrategy[Phase]:
+    """Phases that the next step may have: start-up until something is served, replay once a graph is captured.
+
+    Shrinks to an eager step. ``with_startup`` False leaves start-up out. Raises ``UsageError`` if the run is over.
+    """
+    if schedule.over:
+        raise UsageError("phases(): the run of schedule is over; start a new one")
+    return st.sampled_from(phase_table(schedule, with_startup=with_startup))
+
+
+def phase_table(schedule: Schedule, *, with_startup: bool = True) -> tuple[Phase, ...]:
+    """The same as a table of four, simplest first; a phase listed twice is twice as likely.
+
+    Always four, so that a step keeps its place among the choices when Hypothesis removes an earlier one.
+    """
+    if with_startup and not schedule.serving:
+        return (Phase.EAGER, Phase.WARMUP, Phase.CAPTURE, Phase.EAGER)
+    if any(size <= len(schedule.generating) for size, _ in schedule.graphs):
+        return (Phase.EAGER, Phase.REPLAY, Phase.REPLAY, Phase.EAGER)
+    return (Phase.EAGER,) * 4

@@ -1,0 +1,117 @@
+"""Whole scenarios, clean and with a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from hypothesis import strategies as st
+
+from scenarios import Config, Scenario, UsageError
+from strategies.choices import in_range, pick
+from strategies.composer import Composer, Record
+from strategies.config import configs, room_of
+
+_FAILS: Final = 4
+"""One step in so many fails, and the last but one if none before it has."""
+
+
+def scenarios(
+    *,
+    config: Config | st.SearchStrategy[Config] | None = None,
+    workers: Collection[str] | None = None,
+    max_draft_len: int = 7,
+    max_batch: int = 8,
+    max_steps: int = 5,
+    with_startup: bool = True,
+) -> st.SearchStrategy[Scenario]:
+    """Scenarios without faults: start-up, then served batches, eager and replayed, whose requests come and go.
+
+        scenarios(workers=["MTPEagleWorker"], max_steps=3)
+
+    config                             one configuration, or a strategy for it, instead of the next three options
+    workers, max_draft_len, max_batch  as in ``configs``
+    max_steps                          most steps, start-up included
+    with_startup                       whether warm-up and graph capture may come first, and so replays later
+
+    Every scenario passes ``scenarios.check``, and nothing is rejected while drawing. Shrinks to one request of one
+    token in one eager step with draft length 1. Raises ``UsageError`` for an argument that is out of range.
+    """
+    in_range("scenarios", "max_steps", max_steps, 1)
+    source = config_source("scenarios", config, workers, max_draft_len, max_batch)
+    return _scenarios(source, _sizes(1, max_steps), with_startup, None)
+
+
+def faulted_scenarios(
+    *,
+    record: Record,
+    config: Config | st.SearchStrategy[Config] | None = None,
+    workers: Collection[str] | None = None,
+    max_draft_len: int = 7,
+    max_batch: int = 8,
+    max_steps: int = 5,
+    with_startup: bool = True,
+) -> st.SearchStrategy[Scenario]:
+    """Scenarios in which one step fails, followed by at least one ordinary step if the failure is tolerated.
+
+    record  is called with the scenario up to and including the step that is to fail, without the fault. It returns
+            the sites of that last step, site -> occurrences. It must give equal answers to equal questions. For a
+            step without sites it returns an empty mapping; the next step fails instead, if there is one.
+
+    The other options are those of ``scenarios``; ``max_steps`` is at least 2. Shrinks to one request that fails in
+    the first step and, where that is tolerated, another one in the second. Raises ``UsageError`` for an argument that
+    is out of range.
+    """
+    in_range("faulted_scenarios", "max_steps", max_steps, 2)
+    source = config_source("faulted_scenarios", config, workers, max_draft_len, max_batch)
+    return _scenarios(source, _sizes(2, max_steps), with_startup, record)
+
+
+def _sizes(least: int, most: int) -> st.SearchStrategy[int]:
+    """Numbers of steps; the largest ones more often."""
+    return st.sampled_from((*range(least, most + 1), most, max(least, most - 1), most))
+
+
+def config_source(
+    strategy: str,
+    config: object,
+    workers: Collection[str] | None,
+    max_draft_len: int,
+    max_batch: int,
+) -> st.SearchStrategy[Config]:
+    """Where ``strategy`` takes its configurations from: the one given, or ``configs``."""
+    if config is None:
+        return configs(workers=workers, max_draft_len=max_draft_len, max_batch=max_batch)
+    if isinstance(config, Config):
+        room_of(strategy, config)
+        return st.just(config)
+    if not isinstance(config, st.SearchStrategy):
+        raise UsageError(f"{strategy}(): config is {config!r}; write a Config or a strategy for one")
+    return config
+
+
+@st.composite
+def _scenarios(
+    draw: st.DrawFn,
+    config: st.SearchStrategy[Config],
+    sizes: st.SearchStrategy[int],
+    with_startup: bool,
+    record: Record | None,
+) -> Scenario:
+    size = draw(sizes)
+    composer = Composer(draw(config), startup=size // 2 if with_startup else 0)
+    step = _steps(composer, size, record)
+    while len(composer.steps) < size and not composer.over:
+        draw(step)
+    return composer.scenario()
+
+
+@st.composite
+def _steps(draw: st.DrawFn, composer: Composer, size: int, record: Record | None) -> None:
+    """The next step. A strategy of its own, so that Hypothesis sees where a step begins and ends."""
+    if record is None or composer.failed:
+        composer.draw_step(draw)
+    elif len(composer.steps) >= size - 2 or not pick(draw, _FAILS):
+        composer.draw_failure(draw, record)
+    else:
+        composer.draw_step(draw)

@@ -1,0 +1,75 @@
+"""Which sizes are worth trying, simplest first: where the arithmetic of real engines has gone wrong.
+
+Plain tables, computed once per configuration; an entry listed twice is twice as likely.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import lru_cache
+from typing import Final
+
+from scenarios import Config
+
+NEAR: Final = 64
+"""Limits beyond so many tokens are not approached: what they would show, a smaller limit shows sooner."""
+
+
+@lru_cache(maxsize=1024)
+def draft_lens(config: Config) -> tuple[int, ...]:
+    """Runtime draft lengths K of a configuration: 1, then 0, then the rest; 0 and the maximum twice.
+
+    K = 0 and a change through it (K, 0, K) left the drafter without the tokens in between (PR #16888).
+    """
+    low, high = config.traits.min_draft_len, config.max_draft_len
+    return tuple(k for k in (1, 0, *range(2, high + 1), 0, high) if k >= low)
+
+
+@lru_cache(maxsize=1024)
+def shapes(contexts: int, generations: int, rows: int) -> tuple[tuple[int, int], ...]:
+    """Batch shapes (contexts, generations) within these limits, small ones first, then those that use all there is."""
+    if not generations:
+        wanted = [(1, 0), (2, 0), (3, 0), (2, 0), (3, 0), (min(contexts, rows), 0)]
+    else:
+        most = min(generations, rows)
+        wanted = [(size - g, g) for size in range(1, 6) for g in range(min(size, 3), -1, -1) if size - g <= 2]
+        wanted += [(min(c, rows - most), most) for c in (0, 1, 2, 1, contexts)]
+    return tuple((c, g) for c, g in wanted if 0 < c + g <= rows and c <= contexts and g <= generations)
+
+
+@lru_cache(maxsize=1024)
+def _prompt_lens(config: Config) -> tuple[int, ...]:
+    block, k = config.tokens_per_block, config.max_draft_len
+    width = config.traits.tokens_per_gen_step(k)
+    longest = config.max_seq_len - config.num_extra_kv_tokens
+    wanted = {1, 2, 3}
+    for boundary in (block, 2 * block, 3 * block):
+        wanted.update(range(boundary - k - 1, boundary + 2))
+    for limit in (longest, config.max_num_tokens):
+        if limit <= NEAR:
+            wanted.update((limit - 2 * width, limit - width - 1, limit - width, limit - width + 1, limit - 1, limit))
+            wanted.update((limit + 1, limit + 2, 2 * limit, 2 * limit + 1))
+    return tuple(sorted(n for n in wanted if 1 <= n <= longest))
+
+
+def prompt_lens(config: Config, most: int) -> tuple[int, ...]:
+    """Prompt lengths of 1..``most``, shortest first, then ``most`` itself, which fills the room there is.
+
+    They lie around the first block boundaries, from K + 1 before to 1 after, and around ``max_seq_len`` and
+    ``max_num_tokens``: one token beyond the latter leaves a tail of one token for the second chunk.
+    """
+    table = _prompt_lens(config)
+    within = table[: bisect_right(table, most)]
+    return within if most > NEAR or within[-1] == most else (*within, most)
+
+
+def chunk_lens(config: Config, past: int, left: int, most: int) -> tuple[int, ...]:
+    """Chunks of a context with ``left`` prompt tokens to go, at most ``most`` of them now.
+
+    As much as possible first (and two times in three); then all but a one-token tail, a single token, and up to
+    the last block boundary.
+    """
+    whole = min(left, most)
+    boundary = whole - (past + whole) % config.tokens_per_block
+    parts = {n for n in (left - 1, 1, boundary) if 1 <= n < whole}
+    return (whole, *sorted(parts), *(whole,) * (2 * len(parts) - 1))

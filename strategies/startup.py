@@ -1,0 +1,67 @@
+"""Steps of start-up, with dummies only: general warm-up at some shape, and the capture of one graph."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from scenarios import Context, Generation, Phase, Schedule, Step
+from strategies.choices import choose, digits
+from strategies.drafting import draw_agreements
+from strategies.layout import Room
+from strategies.sizes import prompt_lens, shapes
+
+
+def most_dummies(room: Room) -> int:
+    """How many dummy generations fit side by side."""
+    most = 0
+    while room.longest_past(most) >= 0:
+        most += 1
+    return most
+
+
+def draw_dummies(draw: st.DrawFn, schedule: Schedule, phase: Phase, draft_len: int) -> Step | None:
+    """A step of start-up with that draft length, or the smallest if it is too much; None if no dummy fits at all.
+
+    Warm-up has any small shape, or as many generations as fit; a graph is captured for 1, 2, 3 or as many.
+    """
+    room = Room(schedule, draft_len)
+    most = most_dummies(room)
+    if not most:
+        draft_len = schedule.config.traits.min_draft_len
+        room = Room(schedule, draft_len)
+        most = most_dummies(room)
+    if phase is Phase.CAPTURE:
+        table = tuple((0, n) for n in dict.fromkeys((1, 2, 3, most)) if n <= most)
+    else:
+        table = shapes(min(2, room.rows, room.tokens) if room.longest_prompt >= 1 else 0, most, room.rows)
+    if not most or not table:
+        return None
+    contexts, generations = choose(draw, table)
+    rows = _draw_generations(draw, room, draft_len, generations)
+    return Step(phase=phase, draft_len=draft_len, contexts=_draw_contexts(draw, room, contexts), generations=rows)
+
+
+def _draw_contexts(draw: st.DrawFn, room: Room, size: int) -> tuple[Context, ...]:
+    rows = []
+    for later in range(size - 1, -1, -1):
+        most = min(room.longest_prompt, room.tokens - later)
+        if most >= 1:
+            chunk = choose(draw, prompt_lens(room.config, most))
+            room.start(chunk)
+            room.take(chunk)
+            rows.append(Context(request=None, chunk=chunk))
+    return tuple(rows)
+
+
+def _draw_generations(draw: st.DrawFn, room: Room, draft_len: int, size: int) -> tuple[Generation, ...]:
+    if not size:
+        return ()
+    longest = room.longest_past()
+    wanted = (0, *prompt_lens(room.config, longest)) if longest else (0,)
+    accept = [1 + a for a in draw_agreements(draw, draft_len, size)]
+    rows: list[Generation] = []
+    for later, i in zip(range(size - 1, -1, -1), digits(draw, (len(wanted),) * size)):
+        past = min(wanted[i], room.longest_past(later))
+        room.start_dummy(past)
+        rows.append(Generation(request=None, past=past, accept=accept[len(rows)]))
+    return tuple(rows)
