@@ -20,6 +20,9 @@ from scenarios.schedule import check
 
 T = TypeVar("T")
 
+_MAX_DEPTH = 32
+"""A scenario needs 4 levels, a finding a few more for the values that it shows."""
+
 
 def to_json(value: Any) -> Any:
     """JSON value of a frozen dataclass, recursively; fields at their defaults are left out."""
@@ -74,6 +77,8 @@ def _read(kind: Any, value: Any) -> Any:
     # bool is an int in Python; a scenario that says true where a number belongs is a mistake.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ScenarioError("", f"is {_type_name(value)}", f"write {_article(kind.__name__)}")
+    if kind is int and not -(2**63) <= value < 2**63:
+        raise ScenarioError("", "is a number of more than 64 bits", "write a smaller one")
     return value
 
 
@@ -108,24 +113,39 @@ def _article(name: str) -> str:
 
 
 def parse(text: str, what: str = "file") -> dict[str, Any]:
-    """The JSON object in ``text``; ``ScenarioError`` with line and column if there is none."""
+    """The JSON object in ``text``; ``ScenarioError`` if there is none, with line and column where it is not JSON."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_constant)
+        too_deep = _is_deeper(value, _MAX_DEPTH)
     except ValueError as error:
-        detail = str(error)
-        raise ScenarioError(what, f"is not JSON ({detail})", "restore it from its source") from None
+        raise ScenarioError(what, f"is not JSON ({error})", "restore it from its source") from None
     except RecursionError:
-        raise ScenarioError(what, "is nested too deeply", "restore it from its source") from None
+        too_deep = True
+    if too_deep:
+        raise ScenarioError(what, f"is nested more than {_MAX_DEPTH} deep", "restore it from its source")
     if not isinstance(value, dict):
         raise ScenarioError(what, f"holds {_type_name(value)}", "write a JSON object")
     return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether lists and objects are nested in more than ``depth`` levels. Does not recurse itself."""
+    level = [value]
+    for _ in range(depth + 1):
+        inner = [v for v in level if isinstance(v, (list, dict))]
+        level = [each for v in inner for each in (v.values() if isinstance(v, dict) else v)]
+    return bool(inner)
 
 
 def check_version(value: dict[str, Any]) -> dict[str, Any]:
     """``value`` without its ``version``, which must be this format's."""
     rest = dict(value)
     version = rest.pop("version", None)
-    if version != FORMAT_VERSION or isinstance(version, bool):
+    if type(version) is not int or version != FORMAT_VERSION:
         raise ScenarioError("version", f"is {version!r}", f"this release reads version {FORMAT_VERSION}")
     return rest
 

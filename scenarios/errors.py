@@ -9,11 +9,11 @@ from collections.abc import Iterable
 class UsageError(ValueError):
     """Input, configuration or environment that the suite cannot work with (exit status 2).
 
-    ``str()`` is always one line.
+    ``str()`` is always one line, and no text of a stranger's file can steer the terminal with it.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__("".join(c if c.isprintable() else "?" for c in " ".join(message.split())))
 
 
 class ScenarioError(UsageError):

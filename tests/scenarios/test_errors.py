@@ -1,0 +1,46 @@
+"""Errors are one line that names the field, says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from scenarios import ScenarioError, UsageError, closest
+
+
+def test_a_message_is_one_line() -> None:
+    assert str(UsageError("first\n  second\r\n\tthird")) == "first second third"
+
+
+def test_text_from_a_file_cannot_steer_the_terminal_nor_break_its_encoding() -> None:
+    assert str(UsageError("no field \x1b[2J\ud800\x00 here")) == "no field ?[2J?? here"
+
+
+def test_a_scenario_error_keeps_its_parts() -> None:
+    error = ScenarioError("steps[1].draft_len", "9 is outside 0..3", "write 3")
+    assert str(error) == "steps[1].draft_len: 9 is outside 0..3; write 3"
+    assert (error.field, error.problem, error.remedy) == ("steps[1].draft_len", "9 is outside 0..3", "write 3")
+
+
+@pytest.mark.parametrize(
+    ("field", "prefix", "path"),
+    [
+        ("agree", "generations[0]", "generations[0].agree"),
+        ("[0].agree", "generations", "generations[0].agree"),
+        ("", "steps", "steps"),
+    ],
+)
+def test_the_path_of_a_field_grows_outwards(field: str, prefix: str, path: str) -> None:
+    error = ScenarioError(field, "is wrong", "mend it").within(prefix)
+    assert error.field == path
+    assert str(error) == f"{path}: is wrong; mend it"
+
+
+def test_the_closest_name_ignores_case() -> None:
+    assert closest("eagle3onemodelworke", ["PARDWorker", "Eagle3OneModelWorker"]) == (
+        "did you mean 'Eagle3OneModelWorker'?"
+    )
+
+
+def test_all_names_are_listed_when_none_is_near() -> None:
+    assert closest("zzz", ["warmup", "eager"]) == "write one of eager, warmup"
+    assert closest("zzz", []) == "none is known"

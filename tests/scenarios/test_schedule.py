@@ -1,0 +1,484 @@
+"""Which lengths follow from a scenario, and what upstream's executor could not produce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scenarios import (
+    Config,
+    Context,
+    Fault,
+    FaultKind,
+    Generation,
+    Phase,
+    Request,
+    Scenario,
+    ScenarioError,
+    Schedule,
+    Step,
+    check,
+    walk,
+)
+
+EAGLE = Config(worker="Eagle3OneModelWorker", max_draft_len=3)
+PARD = Config(worker="PARDWorker", max_draft_len=3)
+REQUESTS = (Request(id=0, prompt_len=5), Request(id=1, prompt_len=3))
+
+
+def prefill(*requests: int, k: int = 3, agree: int = 0, **more: Any) -> Step:
+    lens = {0: 5, 1: 3}
+    return Step(draft_len=k, contexts=tuple(Context(request=r, chunk=lens[r], agree=agree) for r in requests), **more)
+
+
+def decode(*requests: int, k: int = 3, agree: int = 0, **more: Any) -> Step:
+    return Step(draft_len=k, generations=tuple(Generation(request=r, agree=agree) for r in requests), **more)
+
+
+def dummies(*pasts: int, phase: Phase = Phase.CAPTURE, k: int = 3, **more: Any) -> Step:
+    rows = tuple(Generation(request=None, past=past) for past in pasts)
+    return Step(phase=phase, draft_len=k, generations=rows, **more)
+
+
+def fault(kind: FaultKind = FaultKind.ERROR, site: str = "draft_model.forward", occurrence: int = 1) -> Fault:
+    return Fault(site=site, occurrence=occurrence, kind=kind)
+
+
+def scenario(*steps: Step, config: Config = EAGLE, requests: Iterable[Request] = REQUESTS) -> Scenario:
+    return Scenario(config=config, requests=tuple(requests), steps=steps)
+
+
+START = prefill(0)
+
+LIMITS = {
+    "max_draft_len": (1, 31),
+    "tokens_per_block": (1, 256),
+    "num_blocks": (1, 16_384),
+    "max_num_requests": (1, 256),
+    "max_num_tokens": (1, 16_384),
+    "max_seq_len": (2, 4096),
+    "graph_warmup_runs": (0, 16),
+    "error_budget": (0, 1_000_000),
+    "seed": (0, 2**31 - 1),
+}
+
+
+class TestConfig:
+    @pytest.mark.parametrize("name", LIMITS)
+    def test_a_number_outside_its_limits_is_refused(self, name: str) -> None:
+        low, high = LIMITS[name]
+        for value, text in (
+            (low - 1, f"too small; write {low} or more"),
+            (high + 1, f"too large; write at most {high}"),
+        ):
+            with pytest.raises(ScenarioError) as caught:
+                Schedule(replace(EAGLE, **{name: value}))
+            assert str(caught.value) == f"config.{name}: {value} is {text}"
+        for value in (low, high):
+            Schedule(replace(EAGLE, **{name: value}))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (
+                {"worker": "Eagle3OneModel"},
+                "config.worker: no worker is called 'Eagle3OneModel'; did you mean 'Eagle3OneModelWorker'?",
+            ),
+            (
+                {"attention_backend": "VANILLA"},
+                "config.attention_backend: no attention backend is called 'VANILLA'; write 'TRTLLM'",
+            ),
+        ],
+    )
+    def test_an_unknown_name_is_refused(self, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(ScenarioError) as caught:
+            Schedule(replace(EAGLE, **change))
+        assert str(caught.value) == message
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        ("requests", "field", "problem"),
+        [
+            ([Request(id=-1, prompt_len=2)], "requests[0].id", "outside 0..2**31-1"),
+            ([Request(id=2**31, prompt_len=2)], "requests[0].id", "outside 0..2**31-1"),
+            ([*REQUESTS, Request(id=1, prompt_len=2)], "requests[2].id", "1 is taken"),
+            ([Request(id=0, prompt_len=0)], "requests[0].prompt_len", "0 is too small"),
+            ([Request(id=0, prompt_len=127)], "requests[0].prompt_len", "its KV length 129"),
+        ],
+    )
+    def test_refused(self, requests: list[Request], field: str, problem: str) -> None:
+        with pytest.raises(ScenarioError, match=problem.replace("*", r"\*")) as caught:
+            check(scenario(START, requests=requests))
+        assert caught.value.field == field
+
+    def test_the_longest_prompt_fits(self) -> None:
+        longest = Request(id=0, prompt_len=126)
+        step = Step(draft_len=0, contexts=(Context(request=0, chunk=126),))
+        check(scenario(step, requests=[longest]))
+
+    def test_a_late_request_is_named_without_an_index(self) -> None:
+        schedule = Schedule(EAGLE, REQUESTS)
+        with pytest.raises(ScenarioError) as caught:
+            schedule.add(Request(id=0, prompt_len=2))
+        assert caught.value.field == "request.id"
+
+
+REFUSALS: dict[str, tuple[Scenario, str, str]] = {
+    "no steps": (scenario(), "steps", "is empty"),
+    "empty batch": (scenario(Step(draft_len=3)), "steps[0]", "the batch is empty"),
+    "draft_len above": (scenario(prefill(0, k=4)), "steps[0].draft_len", "4 is outside 0..3"),
+    "draft_len below": (scenario(prefill(0, k=-1)), "steps[0].draft_len", "-1 is outside 0..3"),
+    "PARD draft_len": (scenario(prefill(0, k=0), config=PARD), "steps[0].draft_len", "0 is outside 1..3"),
+    "after the end": (scenario(prefill(0, fault=fault(FaultKind.CUDA)), prefill(1)), "steps[1]", "ended the run"),
+    "late warm-up": (scenario(START, dummies(2, phase=Phase.WARMUP)), "steps[1].phase", "warmup comes after"),
+    "late capture": (scenario(START, dummies(2)), "steps[1].phase", "capture comes after"),
+    "chunk of nothing": (
+        scenario(Step(draft_len=3, contexts=(Context(request=0, chunk=0),))),
+        "steps[0].contexts[0].chunk",
+        "0 is too small",
+    ),
+    "chunk too long": (
+        scenario(
+            Step(draft_len=3, contexts=(Context(request=0, chunk=2),)),
+            Step(draft_len=3, contexts=(Context(request=1, chunk=1), Context(request=0, chunk=4))),
+        ),
+        "steps[1].contexts[1].chunk",
+        "4 exceeds the 3 prompt tokens left of request 0",
+    ),
+    "context agrees too much": (scenario(prefill(0, agree=4)), "steps[0].contexts[0].agree", "4 is outside 0..3"),
+    "context agrees below 0": (scenario(prefill(0, agree=-1)), "steps[0].contexts[0].agree", "-1 is outside 0..3"),
+    "PARD drafts nothing for contexts": (
+        scenario(prefill(0, agree=1), config=PARD),
+        "steps[0].contexts[0].agree",
+        "1 is outside 0..0",
+    ),
+    "context of a dummy in service": (
+        scenario(Step(draft_len=3, contexts=(Context(request=None, chunk=2),))),
+        "steps[0].contexts[0].request",
+        "is null in a step of phase eager",
+    ),
+    "generation of a dummy in service": (
+        scenario(dummies(2, phase=Phase.EAGER)),
+        "steps[0].generations[0].request",
+        "is null in a step of phase eager",
+    ),
+    "context of a request in warm-up": (
+        scenario(prefill(0, phase=Phase.WARMUP)),
+        "steps[0].contexts[0].request",
+        "a warmup step holds dummies only",
+    ),
+    "generation of a request in capture": (
+        scenario(decode(0, phase=Phase.CAPTURE)),
+        "steps[0].generations[0].request",
+        "a capture step holds dummies only",
+    ),
+    "unknown request": (
+        scenario(START, decode(0, 7)),
+        "steps[1].generations[1].request",
+        "no request has id 7",
+    ),
+    "request that finished": (
+        scenario(prefill(0, finish=(0,)), decode(0)),
+        "steps[1].generations[0].request",
+        "request 0 has ended",
+    ),
+    "request that failed": (
+        scenario(prefill(0, fault=fault()), prefill(0)),
+        "steps[1].contexts[0].request",
+        "request 0 has ended",
+    ),
+    "prompt computed": (scenario(START, prefill(0)), "steps[1].contexts[0].request", "already computed"),
+    "prompt not computed": (
+        scenario(Step(draft_len=3, contexts=(Context(request=0, chunk=2),)), decode(0)),
+        "steps[1].generations[0].request",
+        "still has 3 prompt tokens",
+    ),
+    "generation agrees too much": (
+        scenario(START, decode(0, k=2, agree=3)),
+        "steps[1].generations[0].agree",
+        "3 is outside 0..2",
+    ),
+    "generation agrees below 0": (
+        scenario(START, decode(0, agree=-1)),
+        "steps[1].generations[0].agree",
+        "-1 is outside 0..3",
+    ),
+    "past of a request": (
+        scenario(START, Step(draft_len=3, generations=(Generation(request=0, past=5),))),
+        "steps[1].generations[0].past",
+        "is for dummies",
+    ),
+    "accept of a request": (
+        scenario(START, Step(draft_len=3, generations=(Generation(request=0, accept=2),))),
+        "steps[1].generations[0].accept",
+        "is for dummies",
+    ),
+    "negative past": (scenario(dummies(2, -1)), "steps[0].generations[1].past", "-1 is negative"),
+    "accepts nothing": (
+        scenario(Step(phase=Phase.CAPTURE, draft_len=3, generations=(Generation(request=None, accept=0),))),
+        "steps[0].generations[0].accept",
+        "0 is outside 1..4",
+    ),
+    "accepts too much": (
+        scenario(Step(phase=Phase.CAPTURE, draft_len=3, generations=(Generation(request=None, accept=5),))),
+        "steps[0].generations[0].accept",
+        "5 is outside 1..4",
+    ),
+    "context twice": (scenario(prefill(0, 1, 0)), "steps[0].contexts[2].request", "request 0 is in the batch twice"),
+    "generation twice": (
+        scenario(prefill(0, 1), decode(1, 0, 1)),
+        "steps[1].generations[2].request",
+        "request 1 is in the batch twice",
+    ),
+    "too many rows": (
+        scenario(prefill(0, 1), config=replace(EAGLE, max_num_requests=1)),
+        "steps[0]",
+        "2 rows exceed max_num_requests 1",
+    ),
+    "too many tokens": (
+        scenario(prefill(0, 1), config=replace(EAGLE, max_num_tokens=7)),
+        "steps[0]",
+        "8 tokens exceed max_num_tokens 7",
+    ),
+    "dummy context too long": (
+        scenario(
+            Step(
+                phase=Phase.WARMUP,
+                draft_len=3,
+                contexts=(Context(request=None, chunk=2), Context(request=None, chunk=9)),
+            ),
+            config=replace(EAGLE, max_seq_len=10),
+        ),
+        "steps[0].contexts[1]",
+        "its KV length 11",
+    ),
+    "dummy generation too long": (
+        scenario(dummies(2, 5), config=replace(EAGLE, max_seq_len=10)),
+        "steps[0].generations[1]",
+        "its KV length 11",
+    ),
+    "request grown too long": (
+        scenario(
+            prefill(1, 0),
+            decode(1),
+            Step(draft_len=3, contexts=(), generations=(Generation(request=1), Generation(request=0))),
+            config=replace(EAGLE, max_seq_len=10),
+        ),
+        "steps[2].generations[1]",
+        "its KV length 11",
+    ),
+    "too many pages": (
+        scenario(prefill(0, 1), config=replace(EAGLE, num_blocks=4)),
+        "steps[0]",
+        "5 KV-cache pages exceed num_blocks 4",
+    ),
+    "pages held by others": (
+        scenario(START, prefill(1), config=replace(EAGLE, num_blocks=4)),
+        "steps[1]",
+        "5 KV-cache pages exceed num_blocks 4",
+    ),
+    "capture of contexts": (
+        scenario(Step(phase=Phase.CAPTURE, draft_len=3, contexts=(Context(request=None, chunk=2),))),
+        "steps[0].contexts",
+        "holds generations only",
+    ),
+    "replay of contexts": (scenario(prefill(0, phase=Phase.REPLAY)), "steps[0].contexts", "holds generations only"),
+    "replay of another size": (
+        scenario(dummies(2, 2), START, decode(0, phase=Phase.REPLAY)),
+        "steps[2].phase",
+        "captured batch size 1 with draft_len 3",
+    ),
+    "replay of another draft_len": (
+        scenario(dummies(2, k=2), START, decode(0, phase=Phase.REPLAY)),
+        "steps[2].phase",
+        "captured batch size 1 with draft_len 3",
+    ),
+    "replay of a warm-up": (
+        scenario(dummies(2, phase=Phase.WARMUP), START, decode(0, phase=Phase.REPLAY)),
+        "steps[2].phase",
+        "no earlier step captured",
+    ),
+    "finish of an unknown request": (
+        scenario(prefill(0, finish=(0, 7))),
+        "steps[0].finish[1]",
+        "request 7 is not active",
+    ),
+    "finish before the start": (scenario(prefill(0, finish=(1,))), "steps[0].finish[0]", "request 1 is not active"),
+    "finish after the end": (
+        scenario(prefill(0, finish=(0,)), prefill(1, finish=(0,))),
+        "steps[1].finish[0]",
+        "request 0 is not active",
+    ),
+    "finish twice": (scenario(prefill(0, finish=(0, 0))), "steps[0].finish[1]", "names request 0 twice"),
+    "fault nowhere": (scenario(prefill(0, fault=fault(site=""))), "steps[0].fault.site", "is empty"),
+    "fault never": (scenario(prefill(0, fault=fault(occurrence=0))), "steps[0].fault.occurrence", "0 is too small"),
+    "finish in a step that fails": (
+        scenario(prefill(0, fault=fault(), finish=(0,))),
+        "steps[0].finish",
+        "no request finishes in a step that fails",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_refusal_names_the_field_and_what_is_wrong(case: str) -> None:
+    value, field, problem = REFUSALS[case]
+    with pytest.raises(ScenarioError) as caught:
+        check(value)
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+    assert caught.value.remedy
+
+
+def plans(value: Scenario) -> list[list[tuple[int, int, int, int]]]:
+    """(past, query, accepted, granted) of each row of each step."""
+    return [[(r.past, r.query, r.accepted, r.granted) for r in rows] for _, rows in walk(value)]
+
+
+class TestLengths:
+    def test_a_linear_worker_by_hand(self) -> None:
+        # extra 2, width K: 5 + 2 + 3 granted at first; then + 1 + K, and K - (accepted - 1) rewound.
+        value = scenario(prefill(0, agree=2), decode(0, agree=3), decode(0, agree=0), decode(0))
+        assert plans(value) == [
+            [(0, 5, 1, 10)],
+            [(5, 4, 3, 14)],
+            [(8, 4, 4, 17)],
+            [(12, 4, 1, 21)],
+        ]
+
+    def test_a_parallel_worker_by_hand(self) -> None:
+        # Width 2K - 1 and 2K rows per generation; contexts make no drafts, so the first generation accepts one.
+        value = scenario(prefill(0), decode(0, agree=2), decode(0), config=PARD)
+        assert plans(value) == [
+            [(0, 5, 1, 12)],
+            [(5, 6, 1, 18)],
+            [(6, 6, 3, 19)],
+        ]
+
+    def test_accepted_is_bounded_by_drafts_made_agreed_and_verified(self) -> None:
+        value = scenario(prefill(0, k=1, agree=1), decode(0, k=3, agree=3), decode(0, k=2, agree=2), decode(0, k=0))
+        assert [rows[0][2] for rows in plans(value)] == [1, 2, 3, 1]
+
+    def test_no_drafts_are_left_after_a_step_of_draft_length_0(self) -> None:
+        value = scenario(prefill(0, agree=3), decode(0, k=0), decode(0, agree=3))
+        assert [rows[0][2] for rows in plans(value)] == [1, 1, 1]
+
+    def test_a_prompt_in_chunks_is_granted_once(self) -> None:
+        chunks = [Step(draft_len=k, contexts=(Context(request=0, chunk=n),)) for k, n in ((3, 2), (1, 2), (2, 1))]
+        assert plans(scenario(*chunks, decode(0))) == [
+            [(0, 2, 0, 10)],
+            [(2, 2, 0, 10)],
+            [(4, 1, 1, 10)],
+            [(5, 4, 1, 14)],
+        ]
+
+    def test_dummies(self) -> None:
+        step = Step(
+            phase=Phase.WARMUP,
+            draft_len=2,
+            contexts=(Context(request=None, chunk=6),),
+            generations=(Generation(request=None, past=4, accept=3),),
+        )
+        assert plans(scenario(step)) == [[(0, 6, 1, 10), (4, 3, 3, 9)]]
+
+    def test_a_replay_is_planned_like_an_eager_step(self) -> None:
+        eager, replay = (
+            plans(scenario(dummies(2), START, decode(0, phase=phase))) for phase in (Phase.EAGER, Phase.REPLAY)
+        )
+        assert eager == replay
+
+
+class TestState:
+    def test_waiting_and_generating(self) -> None:
+        schedule = Schedule(EAGLE, REQUESTS)
+        assert (schedule.waiting, schedule.generating, schedule.blocks_in_use) == ([0, 1], [], 0)
+        schedule.advance(prefill(0))
+        assert (schedule.waiting, schedule.generating, schedule.blocks_in_use) == ([1], [0], 3)
+        schedule.advance(prefill(1, finish=(0,)))
+        assert (schedule.waiting, schedule.generating, schedule.blocks_in_use) == ([], [1], 2)
+
+    def test_dummies_leave_nothing_behind(self) -> None:
+        schedule = Schedule(EAGLE, REQUESTS)
+        schedule.advance(dummies(2, 5))
+        assert (schedule.blocks_in_use, schedule.graphs, schedule.serving) == (0, {(2, 3)}, False)
+        schedule.advance(START)
+        assert schedule.serving
+
+    def test_planning_changes_nothing(self) -> None:
+        schedule = Schedule(EAGLE, REQUESTS)
+        schedule.advance(prefill(0, agree=2))
+        assert schedule.plan(decode(0)) == schedule.plan(decode(0)) == schedule.advance(decode(0))
+
+    def test_a_fork_goes_its_own_way(self) -> None:
+        schedule = Schedule(EAGLE, REQUESTS)
+        schedule.advance(dummies(2))
+        schedule.advance(START)
+        fork = schedule.fork()
+        fork.advance(decode(0, phase=Phase.REPLAY, fault=fault()))
+        assert (schedule.failures, schedule.generating) == (0, [0])
+        assert (fork.failures, fork.generating) == (1, [])
+        fork.advance(prefill(1, fault=fault(FaultKind.CUDA)))
+        assert (schedule.over, fork.over) == (False, True)
+        schedule.add(Request(id=9, prompt_len=1))
+        assert 9 not in fork.requests
+
+
+class TestFailures:
+    @pytest.mark.parametrize("kind", FaultKind)
+    @pytest.mark.parametrize(
+        ("phase", "tolerated"),
+        [
+            (Phase.WARMUP, {FaultKind.OOM}),
+            (Phase.CAPTURE, set()),
+            (Phase.EAGER, {FaultKind.OOM, FaultKind.ERROR}),
+            (Phase.REPLAY, {FaultKind.OOM, FaultKind.ERROR}),
+        ],
+    )
+    def test_what_is_tolerated_in_which_phase(self, phase: Phase, tolerated: set[FaultKind], kind: FaultKind) -> None:
+        schedule = Schedule(EAGLE, REQUESTS)
+        if phase is Phase.REPLAY:
+            schedule.advance(dummies(2))
+        if phase.is_startup:
+            step = dummies(2, phase=phase, fault=fault(kind))
+        else:
+            schedule.advance(START)
+            step = decode(0, phase=phase, fault=fault(kind))
+        assert schedule.tolerates(step) == (kind in tolerated)
+        schedule.advance(step)
+        assert schedule.over == (kind not in tolerated)
+
+    def test_the_error_budget_counts_failed_serving_steps_only(self) -> None:
+        config = replace(EAGLE, error_budget=1)
+        warm = dummies(2, phase=Phase.WARMUP, fault=fault(FaultKind.OOM))
+        schedule = Schedule(config, (*REQUESTS, Request(id=2, prompt_len=5)))
+        schedule.advance(warm)
+        schedule.advance(warm)
+        schedule.advance(prefill(0, fault=fault()))
+        assert not schedule.over
+        schedule.advance(prefill(1, fault=fault()))
+        assert schedule.over
+
+    def test_a_failed_step_ends_every_request_that_has_started_and_those_of_the_batch(self) -> None:
+        requests = (*REQUESTS, Request(id=2, prompt_len=4), Request(id=3, prompt_len=4))
+        schedule = Schedule(EAGLE, requests)
+        schedule.advance(START)
+        schedule.advance(Step(draft_len=3, contexts=(Context(request=2, chunk=1),)))
+        schedule.advance(prefill(1, fault=fault()))
+        assert {i: s.active for i, s in schedule.requests.items()} == {0: False, 1: False, 2: False, 3: True}
+        assert schedule.blocks_in_use == 0
+        assert (schedule.waiting, schedule.generating) == ([3], [])
+
+    def test_a_failed_warm_up_leaves_requests_alone(self) -> None:
+        schedule = Schedule(EAGLE, REQUESTS)
+        schedule.advance(dummies(2, phase=Phase.WARMUP, fault=fault(FaultKind.OOM)))
+        assert schedule.waiting == [0, 1]
+        assert not schedule.serving
+
+    def test_a_capture_that_fails_captures_nothing(self) -> None:
+        schedule = Schedule(EAGLE, REQUESTS)
+        schedule.advance(dummies(2, fault=fault(FaultKind.OOM)))
+        assert schedule.graphs == set()
