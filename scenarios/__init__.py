@@ -4,8 +4,10 @@ from scenarios.codec import dumps, loads, scenario_from_json, scenario_to_json
 from scenarios.errors import ScenarioError, UsageError, closest
 from scenarios.finding import Finding, Violation, finding_from_json, finding_loads, finding_to_json
 from scenarios.model import (
+    BACKENDS,
     FORMAT_VERSION,
     WORKERS,
+    BackendTraits,
     Config,
     Context,
     Fault,
@@ -21,9 +23,11 @@ from scenarios.schedule import RequestState, RowPlan, Schedule, check, walk
 from scenarios.trace import FIELDS, StepTrace, Substep, Trace
 
 __all__ = [
+    "BACKENDS",
     "FIELDS",
     "FORMAT_VERSION",
     "WORKERS",
+    "BackendTraits",
     "Config",
     "Context",
     "Fault",

@@ -79,6 +79,35 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
 """Workers by class name. A worker is added to the suite by adding its traits here first."""
 
 
+@dataclass(frozen=True)
+class BackendTraits:
+    """What a scenario needs to know of an attention backend to be valid for it.
+
+    ``metadata`` is upstream's class; a ``sparse`` backend attends to the ``Config.index_topk`` positions that its
+    indexer selects.
+    """
+
+    name: str
+    metadata: str
+    summary: str
+    sparse: bool = False
+
+
+BACKENDS: Final[dict[str, BackendTraits]] = {
+    b.name: b
+    for b in (
+        BackendTraits("TRTLLM", "TrtllmAttentionMetadata", "dense attention over the paged KV cache"),
+        BackendTraits(
+            "DSA",
+            "DSAtrtllmAttentionMetadata",
+            "sparse attention: an indexer with a cache of its own selects positions",
+            sparse=True,
+        ),
+    )
+}
+"""Attention backends by the name that a configuration gives them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Configuration of the engine, fixed for the whole scenario.
@@ -93,7 +122,8 @@ class Config:
     graph_warmup_runs forwards before each capture (upstream: ``WARMUP_STEPS``)
     error_budget      failed serving steps that are tolerated
     seed              seed of the prompts
-    attention_backend "TRTLLM"
+    attention_backend a key of ``BACKENDS``
+    index_topk        positions that a sparse backend selects per row, at least 1; 0 for a dense one
     """
 
     worker: str
@@ -107,6 +137,7 @@ class Config:
     error_budget: int = 8
     seed: int = 0
     attention_backend: str = "TRTLLM"
+    index_topk: int = 0
 
     @property
     def traits(self) -> WorkerTraits:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from scenarios.errors import ScenarioError, closest
 from scenarios.model import (
+    BACKENDS,
     WORKERS,
     Config,
     Context,
@@ -85,6 +86,7 @@ _LIMITS = {
     "graph_warmup_runs": (0, 16),
     "error_budget": (0, 1_000_000),
     "seed": (0, 2**31 - 1),
+    "index_topk": (0, 4096),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -95,11 +97,15 @@ def check_config(config: Config) -> None:
     if config.worker not in WORKERS:
         problem = f"no worker is called {config.worker!r}"
         raise ScenarioError("config.worker", problem, closest(config.worker, WORKERS))
+    if config.attention_backend not in BACKENDS:
+        problem = f"no attention backend is called {config.attention_backend!r}"
+        raise ScenarioError("config.attention_backend", problem, closest(config.attention_backend, BACKENDS))
+    sparse = BACKENDS[config.attention_backend].sparse
     _require(
-        config.attention_backend == "TRTLLM",
-        "config.attention_backend",
-        f"no attention backend is called {config.attention_backend!r}",
-        "write 'TRTLLM'",
+        sparse == (config.index_topk > 0),
+        "config.index_topk",
+        f"{config.index_topk} does not fit attention_backend {config.attention_backend}",
+        "write 1 or more" if sparse else "leave it out, as only a sparse backend selects positions",
     )
     for name, (low, high) in _LIMITS.items():
         value = getattr(config, name)

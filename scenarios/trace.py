@@ -71,6 +71,16 @@ FIELDS: Final[dict[str, str]] = {
     "position_ids": "device int32 [rows]",
     "hidden_states": "device int64 [rows] (tracer digests); draft[i] of workers that feed hidden states",
     "draft_all_rank_num_tokens": "host: the all_rank_num_tokens argument of the draft call, if it has one",
+    # Sparse attention (DSA): prepared, entered, draft[i]; rows of this forward, t = num_tokens, g = num_generations.
+    "req_idx_per_token": "device int32 [t]: batch row of each token",
+    "slot_mapping_fp8": "device int64 [t]: byte offset of each token in the indexer's cache",
+    "slot_owners": "where slot_mapping_fp8 points: per token [batch row, KV index], [-1, -1] outside the batch's pages",
+    "block_table": "device: per row the pages of its KV length, in order",
+    "indexer_k_cache_block_offsets": "device: per row the indexer's pages of its KV length, in order",
+    "gen_kv_indptr": "device int64 [g + 1]: running totals of the generations' KV lengths",
+    "gen_cached_token_indptr": "device int64 [g + 1]: the same of their cached lengths",
+    "kv_lens_cuda_2d": "device int32 [g, 1 + Kmax]: KV length of each generation, in every column",
+    "max_gen_seq_len": "host int: longest query of a generation, 0 without generations",
     # Acceptance: verified.
     "num_accepted_tokens": "device int32 [n], the target's own token included",
     "accepted_tokens": "device int32: per row its first num_accepted_tokens entries",
@@ -89,6 +99,8 @@ FIELDS: Final[dict[str, str]] = {
     "py_num_accepted_draft_tokens": "request -> accepted drafts of this step, without the target's own token",
     "target_kv": "request -> entries of its target slots 0..past-1 (tracer entries)",
     "draft_kv": "request -> entries of its draft slots 0..past-1, 0 where the drafter was given nothing",
+    "target_indexer_kv": "request -> entries of its target slots 0..past-1 in the indexer's cache (DSA)",
+    "draft_indexer_kv": "request -> the same of its draft slots (DSA)",
     # failed.
     "exception": "class name of the exception",
     "message": "its text",

@@ -41,6 +41,15 @@ pool is what the drafter was never given; it falls back to the target's cache, s
 upstream leaves without a token (PARD and the first generated one) can still be steered. That the slot is empty
 is visible in the trace (``draft_kv``). Slots are EMPTY when their page is granted.
 
+Sparse attention (DSA): an indexer with a cache of its own, target's and drafter's, selects what a row sees. A row
+writes its entry to the indexer's cache too, at the byte offset that ``slot_mapping_fp8`` names. Of the tokens
+``u`` that the dense definition would sum over, each has the score ``term(u, entry in the indexer's cache)``, and
+the ``index_topk`` of the highest scores are selected (equal scores: lower ``u`` first; EMPTY is never selected);
+the digest sums their terms alone, read from the main cache through the pages of the row that
+``req_idx_per_token`` names (EMPTY where it names none). A drafter's tokens come from its indexer slot or,
+where that is EMPTY, from the target's, as in the main cache. With ``own = digest'(n + 1) - digest'(n)``, the
+digests of the tokens ``0..n+1`` and ``0..n``, the choices above stay as they are.
+
 The draft head returns ``next`` where the scenario wants the drafter to agree with the target and
 ``disagree(next)`` where it does not.
 """

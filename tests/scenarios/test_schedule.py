@@ -89,7 +89,7 @@ class TestConfig:
             ),
             (
                 {"attention_backend": "VANILLA"},
-                "config.attention_backend: no attention backend is called 'VANILLA'; write 'TRTLLM'",
+                "config.attention_backend: no attention backend is called 'VANILLA'; write one of DSA, TRTLLM",
             ),
         ],
     )
