@@ -23,6 +23,8 @@ from fuzz.executors import Executor
 from fuzz.unit import Unit
 from scenarios import UsageError
 
+FIRST_SECONDS: Final = 0.5
+"""What the first unit of a lane gets, however little time is left."""
 DEATHS: Final = 3
 """Deaths of its process after which a lane is given up."""
 _SEED_OF_ROUND: Final = 10_007
@@ -66,7 +68,11 @@ class Lanes:
         """See ``fuzz.executors.Plan``."""
         lanes = [lane for lane in self._lanes if lane.open]
         left = None if self._deadline is None else self._deadline - time.monotonic()
-        if not lanes or (left is not None and left <= 0):
+        if left is not None and left < FIRST_SECONDS:
+            # No worker goes without, even where the processes took all the time to start.
+            first = [lane for lane in lanes if lane.rounds == 0]
+            lanes, left = (first, FIRST_SECONDS) if first or left <= 0 else (lanes, left)
+        if not lanes:
             return None
         lane = min(lanes, key=lambda lane: lane.seconds)
         unit = lane.unit

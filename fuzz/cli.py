@@ -51,8 +51,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-EngineOption = Annotated[str, typer.Option("--engine", help="portable, tensorrt_llm, or your own as module:Class.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", metavar="NAME", help="portable, tensorrt_llm, or your own as module:Class.")
+]
+DeviceOption = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu or cuda.")]
 WorkerOption = Annotated[
     list[str] | None, typer.Option("--worker", metavar="CLASS", help="Worker to test, repeatable. [default: all]")
 ]
@@ -60,16 +62,23 @@ InvariantOption = Annotated[
     list[str] | None, typer.Option("--invariant", metavar="SLUG", help="Invariant to ask, repeatable. [default: all]")
 ]
 FaultsOption = Annotated[
-    str, typer.Option("--faults", help="Where faults strike: seams, torch, lines, with commas; or none.")
+    str,
+    typer.Option(
+        "--faults", metavar="FAMILIES", help="Where faults strike: seams, torch, lines, with commas; or none."
+    ),
 ]
-DraftLenOption = Annotated[int | None, typer.Option("--max-draft-len", help="Largest max_draft_len. [default: 7]")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the search.")]
+DraftLenOption = Annotated[
+    int | None, typer.Option("--max-draft-len", metavar="N", help="Largest max_draft_len. [default: 7]")
+]
+SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the search.")]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Processes to search with. [default: one per core, if there is work]")
+    int | None,
+    typer.Option("--workers", metavar="N", help="Processes to search with. [default: one per core, if there is work]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 ReportOption = Annotated[
-    Path | None, typer.Option("--report-dir", help="Folder in which to keep the report and the findings.")
+    Path | None,
+    typer.Option("--report-dir", metavar="FOLDER", help="Folder in which to keep the report and the findings."),
 ]
 
 
@@ -83,7 +92,8 @@ def run(
     max_draft_len: DraftLenOption = None,
     seed: SeedOption = 0,
     max_cases: Annotated[
-        int | None, typer.Option("--max-cases", help="Scenarios, shared by the workers. [default: 150 each]")
+        int | None,
+        typer.Option("--max-cases", metavar="N", help="Scenarios, shared by the workers. [default: 150 each]"),
     ] = None,
     workers: WorkersOption = None,
     as_json: JsonOption = False,
@@ -110,14 +120,18 @@ def run(
 
 @app.command()
 def fuzz(
-    max_time: Annotated[str, typer.Option("--max-time", help="For instance 90s, 10m or 1h30m.")] = "10m",
+    max_time: Annotated[
+        str, typer.Option("--max-time", metavar="TIME", help="For instance 90s, 10m or 1h30m.")
+    ] = "10m",
     engine: EngineOption = "portable",
     device: DeviceOption = "cpu",
     worker: WorkerOption = None,
     invariant: InvariantOption = None,
     faults: FaultsOption = "seams",
     max_draft_len: DraftLenOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the search. [default: another each time]")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Seed of the search. [default: another each time]")
+    ] = None,
     workers: WorkersOption = None,
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
@@ -143,14 +157,18 @@ def fuzz(
 @app.command(cls=OptionalBug)
 def replay(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID|FILE]...", help="Findings or scenario files. [default: findings]")
+        list[str] | None, typer.Argument(metavar="ID|FILE", help="Findings or scenario files. [default: findings]")
     ] = None,
     with_bug: Annotated[
         str | None,
         typer.Option("--with-bug", metavar="[BUG]", help="Seed a defect; alone: the one that the file names."),
     ] = None,
-    engine: Annotated[str | None, typer.Option("--engine", help="Engine to run on. [default: as found]")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda. [default: as found]")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="Engine to run on. [default: as found]")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda. [default: as found]")
+    ] = None,
     invariant: InvariantOption = None,
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
@@ -188,8 +206,10 @@ def museum(
     ] = None,
     faults: FaultsOption = "seams",
     seed: SeedOption = 0,
-    max_cases: Annotated[int | None, typer.Option("--max-cases", help="Scenarios per defect. [default: 2000]")] = None,
-    workers: Annotated[int, typer.Option("--workers", help="Processes to search with.")] = 1,
+    max_cases: Annotated[
+        int | None, typer.Option("--max-cases", metavar="N", help="Scenarios per defect. [default: 2000]")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes to search with.")] = 1,
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
@@ -235,7 +255,9 @@ def doctor(as_json: JsonOption = False) -> int:
 
 @app.command()
 def gate(
-    base: Annotated[str | None, typer.Option("--base", help="Revision to compare with. [default: the fork]")] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="REV", help="Revision to compare with. [default: the fork]")
+    ] = None,
 ) -> int:
     """Judge a pull request: do tests cover the lines that it changes?"""
     from fuzz import gate as gates
@@ -273,13 +295,13 @@ def invoke(argv: Sequence[str]) -> int:
 def _usage(error: Any) -> str:
     """Typer's objection to a command line, in one line."""
     context = getattr(error, "ctx", None)
-    command = f"`{PROGRAM} {context.info_name}`" if context is not None and context.parent else f"`{PROGRAM}`"
+    command = f"{PROGRAM} {context.info_name}" if context is not None and context.parent else PROGRAM
     option = getattr(error, "option_name", None)
     if option is not None and context is not None:
         known = [name for param in context.command.params for name in param.opts if name.startswith("--")]
-        return f"{option}: is not an option of {command}; {closest(option, known)}"
+        return f"{option}: is not an option of `{command}`; {closest(option, known)}"
     param = getattr(error, "param", None)
     if param is not None:
         option = param.opts[0] if param.param_type_name == "option" else param.metavar
-    text = (error.message[:1].lower() + error.message[1:].rstrip(".")) or "is missing"
-    return f"{option or command}: {text}; see `{PROGRAM} --help`"
+    text = error.message.removeprefix(f"Option '{option}' ").rstrip(".") or "is missing"
+    return f"{option or command}: {text[0].lower()}{text[1:]}; see `{command} --help`"

@@ -21,7 +21,7 @@ from fuzz.files import write_text
 from fuzz.museum_report import MuseumSummary
 from fuzz.options import Target
 from fuzz.replay import Replay, replay
-from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary, table
+from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary
 from fuzz.store import Store
 from fuzz.subject import Subject, find_subject, read_subject
 from fuzz.unit import Unit
@@ -114,7 +114,7 @@ def museum(target: Target, *, bugs: Sequence[str], cases: int | None, processes:
 
 
 def replay_all(subjects: Sequence[Subject], *, invariants: tuple[str, ...], output: Output) -> int:
-    """Run each again. A finding that is gone holds; an unsound run outweighs nothing that was found."""
+    """Run each again; a finding that is gone holds."""
     replays = [replay(subject, only=invariants) for subject in subjects]
     failed = sum(bool(done.violations) for done in replays)
     document = {"total": len(replays), "failed": failed, "results": [done.to_json() for done in replays]}
@@ -143,7 +143,8 @@ def list_rows(rows: listing.Rows, output: Output) -> int:
 def diagnose(output: Output) -> int:
     """Print what this machine can test."""
     rows = doctor.diagnose(Store())
-    output.write(rows, table(("", "", ""), [(r["name"], "yes" if r["ok"] else "no", r["summary"]) for r in rows]))
+    width = max(len(row["name"]) for row in rows)
+    output.write(rows, (f"{r['name'].ljust(width)}  {'yes' if r['ok'] else 'no '}  {r['summary']}" for r in rows))
     return NOTHING_FOUND if doctor.can_test(rows) else ERROR
 
 

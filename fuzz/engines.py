@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Final, cast
 
 from engines.base import Engine
@@ -23,13 +24,15 @@ def check_name(name: str, device: str) -> None:
     if name not in ENGINES and ":" not in name:
         raise UsageError(f"--engine: no engine is called {name!r}; {closest(name, ENGINES)}")
     if device not in DEVICES:
-        raise UsageError(f"--device: no device is called {device!r}; {closest(device, DEVICES)}")
+        raise UsageError(f"--device: no device is called {device!r}; write {' or '.join(DEVICES)}")
 
 
 def load(name: str, device: str) -> Engine:
     """The engine of that name on that device; ``UsageError`` says why it cannot run here."""
     check_name(name, device)
     module, _, attribute = ENGINES.get(name, name).partition(":")
+    # Said by torch, some time, where NumPy is missing; nothing here needs it.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
         factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -36,7 +36,10 @@ class Entry(NamedTuple):
 
 
 def explain(finding: Finding, verdict: Verdict | None) -> Iterator[Line]:
-    """The whole page: what failed, the scenario, the timeline. Without a verdict there is no timeline."""
+    """The whole page: what failed, the scenario, the timeline.
+
+    Without a verdict, as when the process died, no step is known to have failed.
+    """
     violation = finding.violation
     yield Line(f"{finding.id}  {finding.invariant}")
     for invariant in all_invariants():
@@ -44,11 +47,12 @@ def explain(finding: Finding, verdict: Verdict | None) -> Iterator[Line]:
             yield Line(f"    {invariant.statement}")
     seeded = "" if finding.bug is None else f", seeded defect {finding.bug}"
     yield Line(f"    engine {finding.engine} on {finding.device}{seeded}")
-    yield Line(f"    {place(violation)}: {violation.message}", marked=True)
+    where = "" if verdict is None else f"{place(violation)}: "
+    yield Line(f"    {where}{violation.message}", marked=True)
     if finding.raised_at is not None:
         yield Line(f"    raised at {finding.raised_at}")
     yield Line("")
-    yield from scenario_lines(finding.scenario, violation.step)
+    yield from scenario_lines(finding.scenario, None if verdict is None else violation.step)
     if verdict is not None:
         yield Line("")
         yield from _timeline(violation, verdict)

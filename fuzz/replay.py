@@ -20,7 +20,10 @@ from scenarios.codec import to_json
 
 @dataclass(frozen=True)
 class Replay:
-    """The outcome. ``verdict`` is None when the process died; ``unsound`` says why the run proves nothing."""
+    """The outcome. ``verdict`` is None when the process died.
+
+    ``unsound`` says why the run proves nothing; its violations then count for nothing either.
+    """
 
     subject: Subject
     violations: tuple[Violation, ...]
@@ -86,7 +89,8 @@ def replay(subject: Subject, *, only: tuple[str, ...] = ()) -> Replay:
 
     with seeded(subject.active_bug):
         verdict = verify(subject.scenario, execute, only=only or None)
-    return Replay(subject, verdict.violations, verdict, audit(subject.scenario, verdict.trace))
+    unsound = audit(subject.scenario, verdict.trace)
+    return Replay(subject, verdict.violations if unsound is None else (), verdict, unsound)
 
 
 def _watch(subject: Subject) -> str | None:

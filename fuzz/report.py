@@ -209,13 +209,11 @@ def reproduce(finding: Finding) -> str:
 
 
 def place(violation: Violation) -> str:
-    """Where a violation is, as a path into the trace."""
-    parts = [f"steps[{violation.step}]"]
+    """Where in the trace a violation is."""
+    where = f"steps[{violation.step}]"
     if violation.substep is not None:
-        parts.append(violation.substep if not violation.run else f"{violation.substep} of run {violation.run}")
-    if violation.field is not None:
-        parts.append(violation.field)
-    return " ".join(parts)
+        where += f" {violation.substep}"
+    return f"{where} of run {violation.run}" if violation.run else where
 
 
 def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> Iterator[str]:

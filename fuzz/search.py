@@ -25,7 +25,7 @@ from engines.base import Engine, run
 from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, planned_faults, raised_at
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
 from fuzz.journal import Case, Journal
-from invariants import Verdict, all_invariants, verify
+from invariants import Relation, Verdict, all_invariants, verify
 from scenarios import Finding, Scenario, Trace, dumps
 from strategies import faulted_scenarios, scenarios
 
@@ -42,8 +42,6 @@ EMPTY_BATCHES: Final = 3
 """Batches in a row without a case after which the search gives up."""
 MAX_DRAFT_LEN: Final = 7
 """Largest Kmax where none is asked for."""
-RELATIONS_EVERY: Final = 4
-"""One case in so many is compared with its twins, which costs several more runs each."""
 
 
 class Departure(Exception):
@@ -76,8 +74,10 @@ class Search:
         self.journal = journal
         self.known = set(unit.exclude)
         self.cases = 0
-        names = unit.invariants or [i.slug for i in all_invariants()]
-        self.invariants = frozenset((*names, FAULT_SURFACES))
+        asked = [i for i in all_invariants() if not unit.invariants or i.slug in (*unit.invariants, FAULT_SURFACES)]
+        self.invariants = frozenset(i.slug for i in asked)
+        self.relations = {i: 0 for i in asked if isinstance(i, Relation)}
+        """Relations, and how often each was asked."""
         self.deadline = float("inf") if unit.max_seconds is None else time.monotonic() + unit.max_seconds
 
     def events(self) -> Events:
@@ -114,8 +114,8 @@ class Search:
             backend="hypothesis",
         )
         @given(self._cases(batch))
-        def case(drawn: tuple[Scenario, bool]) -> None:
-            self._case(batch, *drawn)
+        def case(scenario: Scenario) -> None:
+            self._case(batch, scenario)
 
         try:
             case()
@@ -126,8 +126,8 @@ class Search:
             batch.target = batch.target or crash(error)
         return batch
 
-    def _cases(self, batch: Batch) -> st.SearchStrategy[tuple[Scenario, bool]]:
-        """Scenarios, clean or with a fault, and whether to compare them with their twins."""
+    def _cases(self, batch: Batch) -> st.SearchStrategy[Scenario]:
+        """Scenarios, clean or with a fault."""
         unit = self.unit
         most = MAX_DRAFT_LEN if unit.max_draft_len is None else unit.max_draft_len
         kinds = [scenarios(workers=(unit.worker,), max_draft_len=most)]
@@ -137,8 +137,7 @@ class Search:
                 return self._record(batch, scenario)
 
             kinds.append(faulted_scenarios(record=record, workers=(unit.worker,), max_draft_len=most))
-        twins = st.integers(1, RELATIONS_EVERY).map(lambda n: n == RELATIONS_EVERY)
-        return st.tuples(st.one_of(kinds), twins if unit.relations else st.just(False))
+        return st.one_of(kinds)
 
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:
         """The fault sites of the last step."""
@@ -169,24 +168,25 @@ class Search:
         elif batch.shrinks >= SHRINKS or now >= batch.shrink_until:
             raise StopSearch
 
-    def _case(self, batch: Batch, scenario: Scenario, relations: bool) -> None:
+    def _case(self, batch: Batch, scenario: Scenario) -> None:
         self._tick(batch)
         target = batch.target
         try:
             if target is None:
-                failures = self._judge(batch, scenario, relations)
+                failures = self._judge(batch, scenario)
             else:
                 batch.shrinks += 1
                 only = self.invariants - self.known if target.harness else frozenset((target.key,))
-                failures = _failures(scenario, verify(scenario, self._run, only=only, relations=True))
+                failures = _failures(scenario, verify(scenario, self._run, only=only))
         except SUITE_ERRORS as error:
             failures = [crash(error)]
         for failure in failures:
             self._fail(batch, failure, scenario)
 
-    def _judge(self, batch: Batch, scenario: Scenario, relations: bool) -> list[Failure]:
-        """Check everything that is not excluded, and count it."""
-        verdict = verify(scenario, self._run, only=self.invariants - self.known, relations=relations)
+    def _judge(self, batch: Batch, scenario: Scenario) -> list[Failure]:
+        """Ask everything that is not excluded, and count it. Of the relations, each of which costs a run, only one."""
+        asked = self.invariants - self.known - {i.slug for i in self.relations}
+        verdict = verify(scenario, self._run, only=asked | self._relation(scenario))
         planned = list(planned_faults(scenario, verdict.trace))
         self.cases += 1
         batch.tally += Tally(
@@ -199,6 +199,14 @@ class Search:
             observed=tuple({f for step in verdict.trace.steps for s in step.substeps for f in s.fields}),
         )
         return _failures(scenario, verdict)
+
+    def _relation(self, scenario: Scenario) -> frozenset[str]:
+        """The relation that has been asked least of those that have something to say, if there is one."""
+        for relation in sorted(self.relations, key=lambda i: self.relations[i]):
+            if relation.slug not in self.known and relation.twin(scenario) is not None:
+                self.relations[relation] += 1
+                return frozenset((relation.slug,))
+        return frozenset()
 
     def _fail(self, batch: Batch, failure: Failure, scenario: Scenario) -> None:
         """Let the case fail, unless the failure is known or another than the one that is being shrunk."""
@@ -222,7 +230,7 @@ class Search:
         if target.harness or scenario is None:
             yield self._error(target.key, target.message, scenario)
             return
-        verdict = verify(scenario, self._run, only=self.invariants, relations=True)
+        verdict = verify(scenario, self._run, only=self.invariants)
         again = [v for v in verdict.violations if v.invariant == target.key]
         if not again:
             unsteady = f"{target.key} failed and then held in the same scenario"

@@ -25,7 +25,6 @@ class Unit:
     faults        families of fault sites to draw from, empty for clean runs only
     invariants    slugs of those to check, empty for all
     exclude       slugs of those to leave out, as their violation is known already
-    relations     whether to compare runs with each other as well
     max_draft_len largest Kmax, None for what the strategies like
     bug           defect to seed into the portable engine
     first         whether to stop at the first finding
@@ -41,7 +40,6 @@ class Unit:
     faults: tuple[str, ...] = (SEAMS,)
     invariants: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    relations: bool = True
     max_draft_len: int | None = None
     bug: str | None = None
     first: bool = False

@@ -72,9 +72,7 @@ class Sound:
 
 def edit(done: StepTrace, name: str, **fields: object) -> StepTrace:
     """The step with other values in the sub-steps of that name."""
-    substeps = [
-        Substep(s.name, s.run, s.phase, {**s.fields, **fields}) if s.name == name else s for s in done.substeps
-    ]
+    substeps = [Substep(s.name, s.run, s.phase, {**s.fields, **fields}) if s.name == name else s for s in done.substeps]
     return replace(done, substeps=tuple(substeps))
 
 
@@ -140,7 +138,9 @@ class Swallowing(Sound):
     def tamper(self, step: Step, done: StepTrace) -> StepTrace:
         if step.fault is None:
             return done
-        return replace(done, outcome="ok", injected=False, substeps=tuple(s for s in done.substeps if s.name != "failed"))
+        return replace(
+            done, outcome="ok", injected=False, substeps=tuple(s for s in done.substeps if s.name != "failed")
+        )
 
 
 class Crashing(Sound):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fuzz.campaign import DEATHS, Lanes, campaign
+from fuzz.campaign import DEATHS, FIRST_SECONDS, Lanes, campaign
 from fuzz.events import (
     BatchFinished,
     CampaignFinished,
@@ -98,7 +98,24 @@ def test_a_unit_never_outlasts_the_campaign() -> None:
     unit = take(Lanes([replace(UNIT, max_seconds=0.5)], seconds=2.0))
     assert unit.max_seconds == 0.5
     assert take(Lanes([replace(UNIT, max_seconds=0.5)], cases=4)) == replace(UNIT, max_seconds=0.5, max_cases=4)
-    assert Lanes([UNIT], seconds=0.0).next() is None
+
+
+def test_every_lane_gets_a_first_unit_even_when_the_time_is_over() -> None:
+    plan = Lanes([UNIT, OTHER], seconds=0.0)
+    first, second = take(plan), take(plan)
+    assert (first.worker, second.worker) == ("MTPEagleWorker", "PARDWorker")
+    assert first.max_seconds == second.max_seconds == FIRST_SECONDS
+    finish(plan, first)
+    finish(plan, second)
+    assert plan.next() is None
+
+
+def test_the_last_moments_are_used() -> None:
+    plan = Lanes([UNIT], seconds=0.4)
+    finish(plan, take(plan), seconds=0.0)
+    last = take(plan).max_seconds
+    assert last is not None
+    assert last < FIRST_SECONDS
 
 
 def test_what_is_found_is_excluded_from_then_on_for_that_worker_only() -> None:

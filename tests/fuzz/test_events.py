@@ -70,7 +70,6 @@ def test_a_unit_survives_its_journey() -> None:
         faults=("seams", "torch"),
         invariants=("output-lossless",),
         exclude=("restored-layout",),
-        relations=False,
         max_draft_len=3,
         bug="TRT-01/PARDWorker",
         first=True,

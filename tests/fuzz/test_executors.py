@@ -43,7 +43,6 @@ def unit(engine: str = "Sound", **options: object) -> Unit:
         seed=1,
         max_cases=20,
         faults=(),
-        relations=False,
     )
     return replace(base, **options)  # type: ignore[arg-type]
 

@@ -134,11 +134,6 @@ def test_without_faults_none_is_planned() -> None:
     assert errors(events) == []
 
 
-def test_without_relations_none_is_asked() -> None:
-    tally = total(list(run_unit(unit("Sound", relations=False, max_cases=20))))
-    assert "row-order-does-not-matter" not in tally.reached
-
-
 def test_draft_lengths_stay_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()
     monkeypatch.setattr(fakes.Sound, "tamper", lambda self, step, done: seen.add(step.draft_len) or done)

@@ -1,0 +1,283 @@
+"""The whole command line: what a person sees, exit statuses, one JSON document, one line per error."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz import cli
+from fuzz.store import Store
+from scenarios import WORKERS, finding_to_json, scenario_to_json
+from tests.fuzz.conftest import Snapshot
+from tests.fuzz.samples import FINDING, MIXED
+
+Capture = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("run", "fuzz", "replay", "explain", "museum", "list", "doctor", "gate")
+
+
+def fake(engine: str) -> tuple[str, str]:
+    return "--engine", f"tests.fuzz.fakes:{engine}"
+
+
+def document(capsys: Capture) -> Any:
+    """The one JSON document on standard output; nothing is on standard error."""
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+def timeless(text: str) -> str:
+    return re.sub(r"\d+\.\d+( s)?$", "SECONDS", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(command: str, capsys: Capture, snapshot: Snapshot) -> None:
+    assert cli.invoke([*command.split(), "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    snapshot(f"help_{command or 'all'}", out)
+
+
+MISTAKES = [
+    "",
+    "rnu",
+    "run --wrker PARDWorker",
+    "run -x",
+    "run extra",
+    "run --seed",
+    "run --seed x",
+    "run --seed -1",
+    "run --worker PARDWorkr",
+    "run --invariant output-losless",
+    "run --faults seam",
+    "run --engine portible",
+    "run --engine tests.fuzz.fakes:Nobody --workers 1",
+    "run --engine nowhere:Nobody --workers 1",
+    "run --engine tests.fuzz.fakes:Refusing --workers 1",
+    "run --device gpu",
+    "run --max-draft-len 99",
+    "run --max-cases 0",
+    "run --workers 0",
+    "fuzz --max-time soon",
+    "replay nosuch",
+    "replay nosuch.json",
+    "replay bad.json",
+    "replay scenario.json --with-bug",
+    "replay scenario.json --with-bug NO-99",
+    "explain",
+    "list",
+    "list worker",
+    "list sites --faults none",
+    "museum --bug NO-99",
+    "museum --max-cases 0",
+]
+
+
+def test_every_mistake_gets_one_line(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.json").write_text('{"version": 1, "confg": {}}')
+    Path("scenario.json").write_text(json.dumps(scenario_to_json(MIXED)))
+    lines = []
+    for mistake in MISTAKES:
+        assert cli.invoke(mistake.split()) == 2, mistake
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1, err
+        lines.append(f"$ specfuzz {mistake}\n{err}")
+    # Which defects there are changes with every new one.
+    snapshot("mistakes", re.sub(r"(no defect is called 'NO-99'; ).*", r"\1...", "".join(lines)))
+
+
+def test_a_run_of_a_sound_engine(capsys: Capture) -> None:
+    arguments = ["run", *fake("Sound"), "--invariant", "output-lossless", "--max-cases", "40"]
+    assert cli.invoke([*arguments, "--workers", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines()[0].startswith("tests.fuzz.fakes:Sound on cpu, seed 0, ")
+    assert out.splitlines()[1].startswith("40 scenarios, ")
+    assert out.endswith("\nnothing found\n")
+    assert all(re.search(rf"^{worker} +10 ", out, re.MULTILINE) for worker in WORKERS)
+    # Two processes do the same.
+    assert cli.invoke([*arguments, "--workers", "2", "--json"]) == 0
+    found = document(capsys)
+    assert found["cases"] == 40
+    assert f"faults fired {found['faults']['fired']}/{found['faults']['planned']}" in out
+    assert set(found["workers"]) == set(WORKERS)
+    assert found["invariants"]["output-lossless"]["reached"] > 0
+    assert (found["findings"], found["problems"], found["interrupted"]) == ([], [], [])
+
+
+def test_a_run_that_finds_something_and_what_can_be_done_with_it(tmp_path: Path, capsys: Capture) -> None:
+    report = tmp_path / "report"
+    arguments = ["run", *fake("Forgetful"), "--worker", "mtpeagleworker", "--max-cases", "60", "--json"]
+    assert cli.invoke([*arguments, "--report-dir", str(report)]) == 1
+    found = document(capsys)
+    (finding,) = found["findings"]
+    assert finding["substep"] == "restored"
+    assert finding["field"] == "num_contexts"
+    assert finding["reproduce"] == f"specfuzz explain {finding['id']}"
+    assert json.loads((report / "report.json").read_text()) == found
+    assert f"    specfuzz explain {finding['id']}\n" in (report / "report.txt").read_text()
+    kept = report / "findings" / f"{finding['id']}.json"
+    assert json.loads(kept.read_text())["id"] == finding["id"]
+
+    assert cli.invoke(["explain", finding["id"]]) == 1
+    page = capsys.readouterr().out
+    assert re.search(r"^> restored +num_contexts +1 +0$", page, re.MULTILINE)
+    assert page.endswith(f"\n{finding['id']}: fails\n")
+
+    assert cli.invoke(["replay", "--json"]) == 1
+    assert document(capsys)["failed"] == 1
+    # Repaired, it holds.
+    assert cli.invoke(["replay", finding["id"], *fake("Sound")]) == 0
+    assert f"{finding['id']}: holds, " in capsys.readouterr().out
+
+
+def test_a_fault_that_does_not_fire_is_no_success(capsys: Capture) -> None:
+    assert cli.invoke(["run", *fake("Silent"), "--worker", "PARDWorker", "--max-cases", "30"]) == 2
+    out = capsys.readouterr().out
+    assert "did not fire" in out
+    assert out.endswith("\nno verdict\n")
+
+
+def test_an_invariant_that_is_never_reached_is_no_success(capsys: Capture) -> None:
+    arguments = ["run", *fake("Sound"), "--worker", "PARDWorker", "--invariant", "restored-identity"]
+    assert cli.invoke([*arguments, "--max-cases", "5"]) == 2
+    assert "problem: never reached: restored-identity; give it more cases" in capsys.readouterr().out
+
+
+def test_a_campaign_ends_with_its_time(capsys: Capture) -> None:
+    arguments = ["fuzz", "--max-time", "1s", *fake("Sound"), "--invariant", "output-lossless", "--workers", "2"]
+    assert cli.invoke([*arguments, "--json"]) == 0
+    found = document(capsys)
+    assert 1 < found["seconds"] < 8
+    assert all(worker["cases"] > 0 for worker in found["workers"].values())
+    assert found["seed"] > 0
+
+
+def test_ctrl_c_reports_what_there_is(capsys: Capture) -> None:
+    arguments = ["run", *fake("Interrupted"), "--worker", "MTPEagleWorker", "--workers", "1"]
+    assert cli.invoke(arguments) == 2
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "problem: cut short before its budget was spent\n" in out
+    assert Store().totals().unfinished == 1
+
+
+def test_replay_and_explain(
+    tmp_path: Path, capsys: Capture, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("story.json").write_text(json.dumps({"title": "A story", "scenario": scenario_to_json(MIXED)}))
+    Path("finding.json").write_text(json.dumps(finding_to_json(FINDING)))
+    assert cli.invoke(["replay", "story.json", *fake("Sound")]) == 0
+    holds = capsys.readouterr().out
+    snapshot("replay_holds", re.sub(r"\d+ invariants", "N invariants", holds))
+    assert cli.invoke(["replay", "story.json", *fake("Forgetful")]) == 1
+    snapshot("replay_fails", capsys.readouterr().out)
+    assert cli.invoke(["replay", "story.json", *fake("Silent")]) == 2
+    snapshot("replay_unsound", capsys.readouterr().out)
+    assert cli.invoke(["explain", "finding.json"]) == 1
+    assert capsys.readouterr().out.endswith("\nfinding.json: fails\n")
+    assert cli.invoke(["replay", "story.json", "finding.json", *fake("Sound"), "--json"]) == 0
+    results = document(capsys)
+    assert [(r["name"], r["holds"]) for r in results["results"]] == [("story.json", True), ("finding.json", True)]
+    assert (results["total"], results["failed"]) == (2, 0)
+
+
+def test_replaying_nothing_is_no_success(capsys: Capture) -> None:
+    assert cli.invoke(["replay"]) == 2
+    assert capsys.readouterr().out == "no findings are stored; name a scenario file, or run `specfuzz run` first\n"
+
+
+def test_a_finding_that_was_damaged_is_named(tmp_path: Path, capsys: Capture) -> None:
+    home = Path(os.environ["SPECFUZZ_HOME"])
+    (home / "findings").mkdir(parents=True)
+    (home / "findings" / "0123abcd.json").write_text(json.dumps(finding_to_json(FINDING))[:200])
+    assert cli.invoke(["replay"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "0123abcd.json: is not JSON" in err
+
+
+def test_a_home_that_cannot_be_written_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECFUZZ_HOME", "/proc/specfuzz")
+    assert cli.invoke(["run", *fake("Sound")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("specfuzz: SPECFUZZ_HOME: /proc/specfuzz cannot be written (")
+    assert err.count("\n") == 1
+
+
+def test_a_report_folder_that_cannot_be_written_is_named(capsys: Capture) -> None:
+    arguments = ["run", *fake("Sound"), "--worker", "PARDWorker", "--max-cases", "2", "--report-dir", "/proc/report"]
+    assert cli.invoke(arguments) == 2
+    assert capsys.readouterr().err.startswith("specfuzz: --report-dir: /proc/report cannot be written (")
+
+
+@pytest.mark.parametrize("what", ["workers", "invariants", "bugs"])
+def test_lists(what: str, capsys: Capture) -> None:
+    assert cli.invoke(["list", what, "--json"]) == 0
+    rows = document(capsys)
+    assert all(row["name"] and row["summary"] for row in rows)
+    assert cli.invoke(["list", what]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [row["name"] for row in rows]
+
+
+def test_the_list_of_sites(capsys: Capture, snapshot: Snapshot) -> None:
+    assert cli.invoke(["list", "sites", *fake("Sound"), "--worker", "PARDWorker"]) == 0
+    snapshot("list_sites", capsys.readouterr().out)
+    assert cli.invoke(["list", "sites", *fake("Sound"), "--json"]) == 0
+    rows = document(capsys)
+    assert {row["worker"] for row in rows} == set(WORKERS)
+    assert rows[0]["occurrences"] == {"capture": 2, "warmup": 2, "eager": 2, "replay": 2}
+
+
+def test_the_program_as_it_is_started() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fuzz", "list", "workers", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert [row["name"] for row in json.loads(done.stdout)] == list(WORKERS)
+
+
+def test_a_reader_that_goes_away_is_no_crash() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m fuzz list invariants | true"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+
+
+def test_what_nobody_expected_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuzz.doctor.diagnose", lambda store: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.invoke(["doctor"])
+
+
+def test_main_ends_the_process(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(sys, "argv", ["specfuzz", "list", "workers"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["nothing"])
+    assert ended.value.code == 2

@@ -1,0 +1,113 @@
+"""The page of a finding fits a screen and points at the first difference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import reference
+from fuzz.explain import SCREEN, explain, scenario_lines
+from invariants import Verdict
+from scenarios import Config, Context, Generation, Request, Scenario, Step, Substep, Trace, Violation, check
+from tests.fuzz.conftest import Snapshot
+from tests.fuzz.fakes import Forgetful
+from tests.fuzz.samples import FINDING, MIXED
+
+
+def verdict(trace: Trace, expected: Trace | None = None) -> Verdict:
+    return Verdict((FINDING.violation,), {}, trace, reference.trace(MIXED) if expected is None else expected)
+
+
+def forgetful() -> Trace:
+    session = Forgetful().open(MIXED.config, MIXED.requests)
+    for step in MIXED.steps:
+        session.step(step)
+    return session.trace()
+
+
+def page(verdict: Verdict | None, violation: Violation = FINDING.violation) -> str:
+    return "\n".join(line.text for line in explain(replace(FINDING, violation=violation), verdict))
+
+
+def test_the_page_of_a_finding(snapshot: Snapshot) -> None:
+    snapshot("explain", page(verdict(forgetful())))
+
+
+def test_the_first_difference_is_marked() -> None:
+    marked = [line.text for line in explain(FINDING, verdict(forgetful())) if line.marked]
+    assert marked[-1].split() == [">", "restored", "num_contexts", "1", "0"]
+    assert "> steps[2] eager K=1: context 1 (5 tokens), generation 0 (drafts agree 1); finishes 0" in marked
+
+
+def test_without_a_run_there_is_no_timeline(snapshot: Snapshot) -> None:
+    died = replace(FINDING, invariant="process-survives", bug="TRT-13/MTPEagleWorker", raised_at=None)
+    violation = Violation(invariant="process-survives", step=0, message="the process was killed by SIGSEGV")
+    snapshot("explain_death", "\n".join(line.text for line in explain(replace(died, violation=violation), None)))
+
+
+def test_an_exception_is_part_of_the_timeline(snapshot: Snapshot) -> None:
+    trace = forgetful()
+    failed = Substep("failed", 0, "eager", {"exception": "AssertionError", "message": "saved state", "num_contexts": 0})
+    first, second, third = trace.steps
+    broken = replace(third, outcome="fatal", substeps=(*third.substeps[:1], failed))
+    violation = Violation(
+        invariant="steps-complete", step=2, substep="failed", field="exception", actual="AssertionError"
+    )
+    text = page(verdict(replace(trace, steps=(first, second, broken))), violation)
+    assert "steps[2] eager: fatal, AssertionError (not planned): saved state" in text
+    assert '> failed    exception  null      "AssertionError"' in text
+
+
+def test_a_step_that_was_not_reached_says_so() -> None:
+    trace = forgetful()
+    assert page(verdict(replace(trace, steps=trace.steps[:2]))).endswith("steps[2] was not reached")
+
+
+def test_a_step_of_which_the_oracle_knows_nothing_has_no_expected_side() -> None:
+    trace = forgetful()
+    text = page(verdict(trace, replace(trace, steps=trace.steps[:2])))
+    assert "  entered   num_contexts            1" in text
+
+
+def test_many_differences_are_cut_and_long_values_too() -> None:
+    trace = forgetful()
+    third = trace.steps[2]
+    restored = third.find("restored")
+    assert restored is not None
+    changed = dict.fromkeys(restored.fields, "x" * 100)
+    substeps = [replace(s, fields=changed) if s is restored else s for s in third.substeps]
+    text = page(verdict(replace(trace, steps=(*trace.steps[:2], replace(third, substeps=tuple(substeps))))))
+    assert f"and {len(changed) - 6} more fields" in text
+    assert '"' + "x" * 40 + "..." in text
+
+
+def test_forwards_of_one_step_are_told_apart() -> None:
+    trace = forgetful()
+    third = trace.steps[2]
+    again = tuple(replace(s, run=1) for s in third.substeps[1:-1])
+    text = page(verdict(replace(trace, steps=(*trace.steps[:2], replace(third, substeps=(*third.substeps, *again))))))
+    assert "restored run 1" in text
+
+
+def test_a_long_scenario_fits_a_screen() -> None:
+    step = Step(draft_len=1, generations=(Generation(request=0),))
+    long = check(
+        Scenario(
+            config=Config(worker="PARDWorker", max_draft_len=1),
+            requests=(Request(id=0, prompt_len=1),),
+            steps=(Step(draft_len=1, contexts=(Context(request=0, chunk=1),)), *[step] * 39),
+        )
+    )
+    lines = [line.text for line in scenario_lines(long, failing=30)]
+    assert len(lines) == SCREEN + 4
+    assert lines[2] == "  ... 15 steps"
+    assert lines[3].startswith("  steps[15] ")
+    assert lines[-2] == "> steps[30] eager K=1: generation 0"
+    assert lines[-1] == "  ... 9 more steps"
+    whole = [line.text for line in scenario_lines(long)]
+    assert whole[2] == "  ... 24 steps"
+    assert whole[-1] == "  steps[39] eager K=1: generation 0"
+
+
+def test_a_scenario_without_requests_names_none() -> None:
+    startup = replace(MIXED, requests=(), steps=MIXED.steps[:1])
+    assert [line.text for line in scenario_lines(startup)][1].startswith("  steps[0] warmup")

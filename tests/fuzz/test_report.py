@@ -1,0 +1,145 @@
+"""What a campaign amounts to: text, JSON and exit status follow from its events alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fuzz.events import BatchFinished, CampaignFinished, Event, HarnessError, Tally
+from fuzz.report import Summary, place
+from invariants import find
+from scenarios import Violation, scenario_to_json
+from tests.fuzz.conftest import Snapshot
+from tests.fuzz.samples import FINDING, FOUND, MIXED, events
+
+ASKED = (find("restored-layout"), find("output-lossless"), find("graph-buffers-stable"))
+
+
+def summary(stream: list[Event], *, named: bool = False) -> Summary:
+    total = Summary(ASKED, named=named)
+    for event in stream:
+        total.feed(event)
+    return total
+
+
+def test_nothing_found(snapshot: Snapshot) -> None:
+    total = summary(events())
+    snapshot("report_nothing_found", "\n".join(total.lines()))
+    assert total.status == 0
+    assert total.problems == []
+
+
+def test_findings_end_with_the_line_that_reproduces_them(snapshot: Snapshot) -> None:
+    total = summary(events(FOUND))
+    total.interrupted.append(".specfuzz/interrupted/0123abcd.json")
+    snapshot("report_findings", "\n".join(total.lines()))
+    assert total.status == 1
+
+
+def test_the_json_document() -> None:
+    total = summary(events(FOUND))
+    total.interrupted.append("x.json")
+    assert total.to_json() == {
+        "engine": "portable",
+        "device": "cpu",
+        "seed": 7,
+        "cases": 20,
+        "steps": 62,
+        "seconds": 0.5,
+        "faults": {"planned": 8, "fired": 8},
+        "invariants": {
+            "restored-layout": {"reached": 240, "held": 240},
+            "output-lossless": {"reached": 62, "held": 62},
+            "graph-buffers-stable": {"reached": 0, "held": 0},
+        },
+        "unobservable": ["graph-buffers-stable"],
+        "workers": {"MTPEagleWorker": {"cases": 10, "steps": 31}, "PARDWorker": {"cases": 10, "steps": 31}},
+        "findings": [
+            {
+                "id": FINDING.id,
+                "invariant": "restored-layout",
+                "worker": "MTPEagleWorker",
+                "bug": None,
+                "step": 2,
+                "substep": "restored",
+                "run": 0,
+                "field": "num_contexts",
+                "expected": 1,
+                "actual": 0,
+                "message": "num_contexts is 0 and should be 1: so it was at prepared",
+                "raised_at": "speculative/mtp.py:12",
+                "also": ["derived-counters-consistent", "layout-equals-reference"],
+                "cases": 6,
+                "scenario": scenario_to_json(MIXED),
+                "reproduce": f"specfuzz explain {FINDING.id}",
+            }
+        ],
+        "interrupted": ["x.json"],
+        "problems": [],
+    }
+
+
+IDLE = BatchFinished(worker="MTPEagleWorker", tally=Tally(planned=3, fired=2))
+ERROR = HarnessError(worker="PARDWorker", key="k", message="steps[1]: the planned fault x@1:oom did not fire")
+
+
+@pytest.mark.parametrize(
+    ("stream", "problem"),
+    [
+        (events(ERROR), "PARDWorker: steps[1]: the planned fault x@1:oom did not fire"),
+        (events(IDLE), "faults: 10 fired of 11 planned"),
+        (events()[:-1], "cut short before its budget was spent"),
+        ([events()[0], CampaignFinished(seconds=1.0)], "nothing was executed"),
+        (
+            [*events()[:2], CampaignFinished(seconds=1.0)],
+            "nothing was executed for PARDWorker; give it more cases or more time",
+        ),
+    ],
+)
+def test_a_run_that_proves_nothing_is_no_success(stream: list[Event], problem: str) -> None:
+    total = summary(stream)
+    assert total.problems == [problem]
+    assert total.status == 2
+    assert list(total.lines())[-2:] == [f"problem: {problem}", "no verdict"]
+
+
+def test_an_invariant_never_reached_is_a_failure_of_the_run(snapshot: Snapshot) -> None:
+    shown = BatchFinished(worker="PARDWorker", tally=Tally(observed=("identity",)))
+    total = summary(events(shown))
+    assert total.unreached == ["graph-buffers-stable"]
+    assert total.unobservable == []
+    assert total.status == 2
+    snapshot("report_never_reached", "\n".join(total.problems))
+
+
+def test_an_invariant_that_a_person_named_must_be_reached_whatever_the_engine_shows() -> None:
+    assert summary(events(), named=True).unreached == ["graph-buffers-stable"]
+
+
+def test_a_relation_needs_any_of_what_it_compares() -> None:
+    total = Summary((find("replay-equals-eager"),))
+    for event in events():
+        total.feed(event)
+    assert total.unreached == ["replay-equals-eager"]
+
+
+def test_findings_stand_whatever_else_went_wrong() -> None:
+    assert summary(events(FOUND, ERROR)).status == 1
+
+
+def test_one_of_something_is_not_many() -> None:
+    one = BatchFinished(worker="PARDWorker", tally=Tally(cases=1, steps=1))
+    total = summary([*events(workers=())[:1], one, FOUND])
+    lines = list(total.lines())
+    assert lines[1].startswith("1 scenario, 1 step, ")
+    assert lines[-1] == "1 finding"
+    total.feed(replace(FOUND, cases=7))
+    assert total.verdict == "2 findings"
+
+
+def test_places() -> None:
+    whole = Violation(invariant="steps-complete", step=3)
+    assert place(whole) == "steps[3]"
+    assert place(replace(whole, substep="draft[1]")) == "steps[3] draft[1]"
+    assert place(replace(whole, substep="draft[1]", run=2)) == "steps[3] draft[1] of run 2"
