@@ -119,16 +119,19 @@ def prompt_token(seed: int, request: int, position: int) -> int:
     return choose(term(position, (seed * 8191 + request + 1) * 131_071))
 
 
-def dummy_drafts(past: int, draft_len: int, accept: int) -> list[int]:
+def dummy_drafts(past: int, draft_len: int, accept: int, index_topk: int = 0) -> list[int]:
     """Draft tokens that make the target accept ``accept`` tokens (1..draft_len+1) of a dummy generation row.
 
-    A dummy has ``past`` cached tokens whose slots are EMPTY and feeds ``DUMMY_TOKEN`` at position ``past``.
+    A dummy has ``past`` cached tokens whose slots are EMPTY and feeds ``DUMMY_TOKEN`` at position ``past``. With
+    ``index_topk`` the target attends sparsely, to nothing EMPTY.
     """
-    digest = sum(term(s, EMPTY) for s in range(past)) % PRIME
+    terms = [] if index_topk else [term(s, EMPTY) for s in range(past)]
     drafts: list[int] = []
     token = DUMMY_TOKEN
     for depth in range(draft_len):
-        digest = (digest + term(past + depth, entry(past + depth, token))) % PRIME
-        token = choose(digest) if depth < accept - 1 else disagree(choose(digest))
+        terms.append(term(past + depth, entry(past + depth, token)))
+        seen = sorted(terms)[-index_topk:] if index_topk else terms
+        choice = choose(sum(seen))
+        token = choice if depth < accept - 1 else disagree(choice)
         drafts.append(token)
     return drafts

@@ -54,14 +54,16 @@ def test_products_fit_64_bits_so_that_devices_agree(index: int, value: int) -> N
 
 
 @pytest.mark.parametrize("accept", [1, 2, 4])
-def test_dummy_drafts_are_accepted_up_to_the_wish(accept: int) -> None:
+@pytest.mark.parametrize("index_topk", [0, 1, 2, 99])
+def test_dummy_drafts_are_accepted_up_to_the_wish(accept: int, index_topk: int) -> None:
     past, draft_len = 3, 3
-    drafts = tracer.dummy_drafts(past, draft_len, accept)
-    digest = sum(tracer.term(s, tracer.EMPTY) for s in range(past))
+    drafts = tracer.dummy_drafts(past, draft_len, accept, index_topk)
+    # A sparse target attends to its highest scores, and to no empty slot; a dense one to every slot.
+    terms = [] if index_topk else [tracer.term(s, tracer.EMPTY) for s in range(past)]
     agreeing, token = 0, tracer.DUMMY_TOKEN
     for depth, draft in enumerate(drafts):
-        digest += tracer.term(past + depth, tracer.entry(past + depth, token))
-        token = tracer.choose(digest)
+        terms.append(tracer.term(past + depth, tracer.entry(past + depth, token)))
+        token = tracer.choose(sum(sorted(terms, reverse=True)[: index_topk or len(terms)]))
         if draft != token:
             break
         agreeing += 1
