@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import doctest
-import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer.main
 
-from fuzz.cli import app
+from fuzz.cli import app, invoke
 from scenarios import WORKERS, FaultKind, Phase
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+STATUS = '; echo "exit status $?"'
 
 
 def blocks(language: str) -> list[str]:
@@ -34,26 +33,22 @@ def sessions() -> Iterator[tuple[str, str]]:
             yield command, output.rstrip("\n") + "\n"
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One set of findings for all sessions, and ``specfuzz`` on the path."""
-    folder = tmp_path_factory.mktemp("readme")
-    script = folder / "specfuzz"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fuzz "$@"\n')
-    script.chmod(0o755)
-    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "SPECFUZZ_HOME": str(folder / "home"), "COLUMNS": "120", "NO_COLOR": "1"}
-
-
 @pytest.mark.parametrize(("command", "output"), [pytest.param(*s, id=s[0]) for s in sessions()])
-def test_session(command: str, output: str, environment: dict[str, str]) -> None:
+def test_session(
+    command: str, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``...`` in the README stands for anything."""
     pytest.importorskip("torch")
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    matches = doctest.OutputChecker().check_output(output, done.stdout, doctest.ELLIPSIS)
-    assert matches, f"README shows\n{output}\nbut it is\n{done.stdout}"
+    monkeypatch.chdir(ROOT)
+    program, echo, after = command.partition(STATUS)
+    assert after == ""
+    name, *args = shlex.split(program)
+    assert name == "specfuzz"
+    status = invoke(args)
+    shown = capsys.readouterr().out + (f"exit status {status}\n" if echo else "")
+    matches = doctest.OutputChecker().check_output(output, shown, doctest.ELLIPSIS)
+    assert matches, f"README shows\n{output}\nbut it is\n{shown}"
+    assert echo or status == 0
 
 
 @pytest.mark.parametrize("line", [line for block in blocks("sh") for line in block.splitlines()])
@@ -68,16 +63,13 @@ def test_command_is_understood(line: str) -> None:
         assert "tox" in line
 
 
-def test_python_example() -> None:
+def test_python_example(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     [source] = blocks("python")
-    namespace: dict[str, object] = {}
-    exec(compile(source, "README.md", "exec"), namespace)
-    tests = [value for name, value in namespace.items() if name.startswith("test_")]
-    assert tests
-    for test in tests:
-        assert callable(test)
-        test()
+    module = tmp_path / "test_example.py"
+    module.write_text(source)
+    [test] = [value for name, value in runpy.run_path(str(module)).items() if name.startswith("test_")]
+    test()
 
 
 def test_the_table_names_everything_that_is_verified() -> None:
