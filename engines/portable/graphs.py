@@ -7,12 +7,15 @@ capture. Unlike with a CUDA graph, the operations are executed while they are re
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Operation = Callable[[], object]
 
@@ -67,21 +70,36 @@ class _Recorder(TorchDispatchMode):
 
 def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Operation | None:
     """How to run a call again so that it has its effect on the tensors of the capture; None if it has none."""
-    aliases = [r.alias_info for r in func._schema.returns]
-    if any(a is not None and a.is_write for a in aliases):
+    if any(r.alias_info is not None and r.alias_info.is_write for r in func._schema.returns):
         return lambda: func(*args, **kwargs)
-    if isinstance(result, torch.Tensor):
-        # A view is of storage that the other operations keep up to date.
-        return None if aliases[0] is not None else lambda: result.copy_(func(*args, **kwargs))
-    if not isinstance(result, tuple):
-        # A number read on the host.
+    given = {_storage(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
+    # A view needs nothing: the other operations keep its storage up to date. A number read on the host stays.
+    if isinstance(result, Tensor):
+        return None if _storage(result) in given else lambda: result.copy_(func(*args, **kwargs))
+    if not isinstance(result, tuple) or any(_storage(output) in given for output in result):
         return None
 
     def again() -> None:
         for output, value in zip(result, func(*args, **kwargs), strict=True):
             output.copy_(value)
 
-    return None if any(a is not None for a in aliases) else again
+    return again
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep the collector from freeing an earlier session's graph now, which would invalidate the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def capture(forward: Callable[[], Any], device: torch.device, pool: Any = None) -> tuple[Graph, Any]:
@@ -95,7 +113,7 @@ def capture(forward: Callable[[], Any], device: torch.device, pool: Any = None) 
             outputs = forward()
         return emulated, outputs
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with _no_garbage_collection(), torch.cuda.graph(graph, pool=pool):
         outputs = forward()
     graph.replay()
     return graph, outputs

@@ -99,8 +99,9 @@ class PortableSession:
         return Trace("portable", self._device.type, tuple(self._steps), {"forward_defined_in": owners})
 
     def close(self) -> None:
-        """Take every wrapper off again."""
+        """Take every wrapper off again and drop the graphs."""
         self._sites.close()
+        self._executor.model_engine.cuda_graph_runner.clear()
 
     def _create_executor(self, config: Config, device: torch.device) -> PyExecutor:
         """The engine; a session of one with the same rooms overrides this and ``_line_sites``."""

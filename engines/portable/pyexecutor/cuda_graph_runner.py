@@ -90,6 +90,10 @@ class CUDAGraphRunner:
         captured.graph.replay()
         return captured.outputs
 
+    def clear(self) -> None:
+        """Drop all graphs, now rather than when the collector gets to it."""
+        self.graphs.clear()
+
     def _copy_to_static_inputs(self, inputs: Inputs) -> Inputs:
         static_inputs = dict(inputs)
         for name, buffer in self._static_inputs.items():

@@ -66,6 +66,7 @@ class PyTorchModelEngine:
     def _buffer(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, device=self.device)
 
+    @torch.inference_mode()
     def forward(
         self,
         scheduled_requests: ScheduledRequests,

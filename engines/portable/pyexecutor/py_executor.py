@@ -57,7 +57,11 @@ class PyExecutor:
         if error is not None:
             return self._handle_errors(iteration, error), error
         batch = iteration.batch
-        self.kv_cache_manager.update_resources(batch)
+        try:
+            self.kv_cache_manager.update_resources(batch)
+        except Exception as error:
+            # Past the forward upstream's loop handles nothing: it ends.
+            return "fatal", error
         self._free(request for request in batch.all_requests() if request.is_dummy)
         self.active_requests.update((r.py_request_id, r) for r in batch.all_requests() if not r.is_dummy)
         self._terminate_requests(iteration.finished)
