@@ -7,6 +7,7 @@ from typing import Final
 from invariants.case import StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
+from scenarios import Phase
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED
 
 LAYOUT: Final = (
@@ -162,3 +163,31 @@ def graph_buffers_stable(step: StepCase, check: Check) -> None:
             actual = {f: seen[f] for f in expected}
             if expected:
                 check.equal(now.entered, "identity", expected, actual, "the graph reads the tensor of its capture")
+
+
+@invariant("graph-buffers-apart", reads=("identity",), museum=("TRT-09", "VLL-11"))
+def graph_buffers_apart(step: StepCase, check: Check) -> None:
+    """A captured graph and a step that Python runs have device tensors of their own; graphs may share theirs.
+
+    PR #17932: the metadata of a graph starts as a shallow copy, and what its initialiser leaves out stays shared.
+    """
+    mine = _device_tensors(step)
+    if step.asked.phase is Phase.REPLAY or not mine:
+        return
+    captures = step.asked.phase is Phase.CAPTURE
+    others = [
+        other
+        for other in step.case.steps[: step.index]
+        if other.asked.phase is not Phase.REPLAY and (other.asked.phase is Phase.CAPTURE) != captures
+    ]
+    if others and step.prepared is not None:
+        taken = {label for other in others for label in _device_tensors(other).values()}
+        shared = sorted(field for field, label in mine.items() if label in taken)
+        message = f"{shared} are {'those of a step outside the graph' if captures else 'those of a graph'}"
+        check.that(not shared, step.prepared, "identity", [], shared, message)
+
+
+def _device_tensors(step: StepCase) -> dict[str, str]:
+    """Labels of the device tensors that a step is prepared in."""
+    labels = step.prepared.seen.get("identity", {}) if step.prepared is not None else {}
+    return {field: label for field, label in labels.items() if field.endswith(_ON_DEVICE)}

@@ -106,6 +106,8 @@ _LIFECYCLE = [
     Mutation("forward-not-overridden", MIXED, lambda trace: replace(trace, classes={"forward_defined_in": []}), 0),
     Mutation("steps-complete", MIXED, _fails, 1, "failed", "exception"),
     _whole("steps-complete", MIXED, 1, outcome="fatal"),
+    # A step after which a request would have ended.
+    _whole("steps-complete", MIXED, 4, outcome="tolerated"),
     Mutation("run-complete", MIXED, lambda trace: replace(trace, steps=trace.steps[:4]), 3),
     _whole("fault-surfaces", FAILING, 0, fired=0),
     _whole("fault-surfaces", FAILING, 2, fired=2),
@@ -126,6 +128,8 @@ _LIFECYCLE = [
     _set("restored-layout", FAILING, 2, "failed", "num_tokens", 2),
     Mutation("substeps-in-order", MIXED, _without_draft, 1),
     _at("graph-buffers-stable", STARTED, 3, "entered", "identity", _put("_seq_lens_cuda", "step3.cuda")),
+    _at("graph-buffers-apart", STARTED, 1, "prepared", "identity", _put("kv_lens_cuda", "kv")),
+    _at("graph-buffers-apart", STARTED, 4, "prepared", "identity", _put("kv_lens_cuda", "graphs.kv")),
 ]
 
 _COUNTERS = [

@@ -72,7 +72,8 @@ def _dress_step(
 ) -> StepTrace:
     graph = step.phase in (Phase.CAPTURE, Phase.REPLAY)
     owner = f"graph{len(step.rows), step.draft_len}" if graph else f"step{taken.index}"
-    objects = {"_seq_lens": f"{owner}.lens", "_seq_lens_cuda": f"{owner}.cuda", "kv_lens_cuda": "kv"}
+    kv = "graphs.kv" if graph else "kv"
+    objects = {"_seq_lens": f"{owner}.lens", "_seq_lens_cuda": f"{owner}.cuda", "kv_lens_cuda": kv}
     # A failing step gets as far as its second draft call or its only one, where a parallel drafter completes its
     # rewind and saved lengths come back, as they do in the sub-step after the forward.
     last = "draft[1]" if taken.find("draft[1]") else "draft[0]"
