@@ -88,7 +88,8 @@ class TracerModel(nn.Module):
     def _place(self, attn_metadata: Any, num_rows: int) -> tuple[Tensor, Rows]:
         """Block table, int32 [n, pages], and rows."""
         table = attn_metadata.kv_cache_block_offsets[0, : attn_metadata.num_seqs, 0]
-        return table, locate(*attn_metadata.mla_scheduler_buffers(), num_rows)
+        cu_q, cu_kv = attn_metadata.mla_scheduler_buffers()
+        return table, locate(cu_q, cu_kv, num_rows)
 
 
 class TargetModel(TracerModel):

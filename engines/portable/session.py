@@ -38,12 +38,12 @@ class PortableSession:
         self._record = record
         self._device = device
         self._executor = self._create_executor(config, device)
-        self._model = self._executor.model_engine.model
+        self._model: Any = self._executor.model_engine.model
         self._observer = Observer(config, self._executor, self._model.spec_worker) if observe else None
         self._requests = {request.id: self._llm_request(request) for request in requests}
         self._steps: list[StepTrace] = []
         self._step: Step | None = None
-        self._bracket: Bracket | None = None
+        self._bracket = Bracket(None)
         self._over = False
         roots, base = self._line_sites()
         self._sites = Sites(self._seams(), roots=roots, base=base)
@@ -66,7 +66,7 @@ class PortableSession:
             raise UsageError("session: a fatal failure has ended the run; open a new session")
         if self._schedule is not None:
             self._schedule.advance(step, f"steps[{index}]")
-        self._step, self._bracket = step, None
+        self._step, self._bracket = step, Bracket(None)
         iteration, agree = self._iteration(step)
         if self._observer is not None:
             self._observer.begin(step, iteration.batch)
@@ -78,15 +78,14 @@ class PortableSession:
         self._over = outcome == "fatal"
         if self._observer is not None and error is not None:
             self._observer.failed(error)
-        bracket = self._bracket
         trace = StepTrace(
             index=index,
             phase=step.phase,
             outcome=outcome,
             substeps=self._observer.substeps() if self._observer is not None else (),
-            fired=bracket.fired if bracket else 0,
+            fired=self._bracket.fired,
             injected=is_injected(error),
-            sites=dict(bracket.counts) if bracket else {},
+            sites=dict(self._bracket.counts),
         )
         self._steps.append(trace)
         return trace
@@ -146,16 +145,15 @@ class PortableSession:
 
     def _follow(self, step: Step, iteration: Iteration, error: Exception | None) -> None:
         """Forget the requests that ended, and the schedule once the run has left its plan."""
-        if is_injected(error) if step.fault is not None else error is None:
-            ended = {r.py_request_id for r in iteration.finished}
-        else:
+        planned = error is None if step.fault is None else is_injected(error)
+        if not planned:
             self._schedule = None
-            ended = set()
+        ended = list(iteration.finished)
         if error is not None:
-            started = {i for i, r in self._requests.items() if r.context_current_position or r.generated}
-            ended |= started | {r.py_request_id for r in iteration.batch.all_requests()}
+            started = [r for r in self._requests.values() if r.context_current_position or r.generated]
+            ended = [*started, *iteration.batch.all_requests()]
         for request in ended:
-            self._requests.pop(request, None)
+            self._requests.pop(request.py_request_id, None)
 
     def _seams(self) -> list[Seam]:
         engine, model = self._executor.model_engine, self._model

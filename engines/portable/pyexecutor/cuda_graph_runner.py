@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ class CapturedGraph:
     attn_metadata: Any
     spec_metadata: Any
     graph: Graph | None = None
-    outputs: dict[str, Tensor] | None = None
+    outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
 class CUDAGraphRunner:
@@ -69,9 +69,7 @@ class CUDAGraphRunner:
             self._restore_kv_lens(attn_metadata, kv_lens)
         self.capture_graph(key, forward_fn, static_inputs)
         self._restore_kv_lens(attn_metadata, kv_lens)
-        outputs = self.graphs[key].outputs
-        assert outputs is not None
-        return outputs
+        return self.graphs[key].outputs
 
     def capture_graph(self, key: GraphKey, forward_fn: ForwardFn, static_inputs: Inputs) -> None:
         """Capture one forward, and let it take effect once."""
@@ -84,7 +82,6 @@ class CUDAGraphRunner:
         """Replay the graph on new inputs; the tensors returned are overwritten by its next replay."""
         captured = self.graphs[key]
         assert captured.graph is not None, f"no graph is captured for {key}"
-        assert captured.outputs is not None
         assert inputs["attn_metadata"] is captured.attn_metadata, "a graph replays with the metadata of its capture"
         self._copy_to_static_inputs(inputs)
         captured.graph.replay()

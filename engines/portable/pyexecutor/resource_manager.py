@@ -37,7 +37,9 @@ class KVCacheManager:
         self.num_extra_kv_tokens = num_extra_kv_tokens
         self.device = device
         self.num_blocks = num_blocks
-        self.kv_cache_pools = torch.full((num_layers, num_blocks, tokens_per_block), EMPTY, dtype=torch.int64, device=device)
+        self.kv_cache_pools = torch.full(
+            (num_layers, num_blocks, tokens_per_block), EMPTY, dtype=torch.int64, device=device
+        )
         # The page freed last is granted first, so that what it still holds is soon somebody else's.
         self._free_blocks = list(range(num_blocks))[::-1]
         self._block_ids: dict[int, list[int]] = {}

@@ -145,7 +145,7 @@ class SpecWorkerBase(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._spec_dec_attn_metadata: AttentionMetadata | None = None
+        self._spec_dec_attn_metadata: Any = None
         self._saved_num_contexts = 0
         self._saved_host_request_types: Tensor | None = None
 

@@ -76,7 +76,9 @@ class PARDWorker(SpecWorkerBase):
         drafts = torch.zeros(attn_metadata.num_seqs, 2 * draft_len - 1, dtype=torch.int32, device=logits.device)
         if attn_metadata.num_generations:
             rows = self._draft_rows(num_accepted, attn_metadata, spec_metadata)
-            draft_logits = draft_model.logits_processor(hidden.index_select(0, rows), draft_model.lm_head, attn_metadata, True)
+            draft_logits = draft_model.logits_processor(
+                hidden.index_select(0, rows), draft_model.lm_head, attn_metadata, True
+            )
             block = draft_logits.view(-1, draft_len, draft_logits.shape[-1])
             drafts[num_contexts:, :draft_len] = self.sample_draft_tokens(block, spec_metadata)
         self._restore_attn_metadata_from_spec_dec(attn_metadata)

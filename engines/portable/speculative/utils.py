@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS
@@ -47,10 +49,11 @@ def get_spec_metadata(
 
 def get_spec_worker(spec_config: DecodingConfig) -> SpecWorkerBase:
     """The worker of the mode."""
-    workers = {
+    workers: dict[SpeculativeDecodingMode, type[Any]] = {
         SpeculativeDecodingMode.EAGLE3_ONE_MODEL: Eagle3OneModelWorker,
         SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPEagleWorker,
         SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL: DraftTargetOneModelWorker,
         SpeculativeDecodingMode.PARD: PARDWorker,
     }
-    return workers[spec_config.spec_dec_mode](spec_config)
+    worker: SpecWorkerBase = workers[spec_config.spec_dec_mode](spec_config)
+    return worker
