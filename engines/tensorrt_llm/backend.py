@@ -135,7 +135,7 @@ def attention_metadata_class(base: Any) -> type:
 def spec_metadata_class(base: Any) -> type:
     """The real metadata class of a worker with what an engine asks of it and this version may lack."""
     if hasattr(base, "populate_context_prompt_lookahead"):
-        return base  # type: ignore[no-any-return]
+        return base
 
     class DrivenSpecMetadata(base):  # type: ignore[misc]
         def populate_context_prompt_lookahead(self, context_requests: Sequence[Any]) -> None:

@@ -30,18 +30,18 @@ class CudaOnCpu(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0].clone()
         if func is torch.Tensor.pin_memory:
             return args[0]
-        moves = any(_is_cuda(a) for a in args) or _is_cuda(kwargs.get("device"))
-        if moves:
-            args = tuple("cpu" if _is_cuda(a) else a for a in args)
-            if "device" in kwargs:
-                kwargs["device"] = "cpu"
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            return func(args[0], "cpu", *args[2:], **{**(kwargs or {}), "copy": True})
+        if not kwargs:
+            return func(*args)
+        if _is_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": "cpu"}
             if func is torch.Tensor.to:
                 kwargs["copy"] = True
         if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False
+            kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)

@@ -242,5 +242,5 @@ def _guard_off(base: Any) -> Iterator[None]:
 
 def _take_out() -> dict[str, ModuleType]:
     """Remove every module below ``ROOTS`` from ``sys.modules`` and return them."""
-    names = [n for n in sys.modules if n.partition(".")[0] in ROOTS]
+    names = [n for n in sys.modules if n.startswith(ROOTS) and n.partition(".")[0] in ROOTS]
     return {n: sys.modules.pop(n) for n in names}

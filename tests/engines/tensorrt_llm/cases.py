@@ -1,0 +1,83 @@
+"""Scenarios that the adapter is driven with; also those of the GPU run on upstream's own source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step
+
+KMAX = 3
+
+
+def _requests(*prompt_lens: int) -> tuple[Request, ...]:
+    return tuple(Request(id=i, prompt_len=n) for i, n in enumerate(prompt_lens))
+
+
+def life(worker: str) -> Scenario:
+    """A whole life: general warm-up, a capture, a prompt in one go, a mixed batch, generations, a replay, an end."""
+    agree = KMAX if WORKERS[worker].drafts_for_contexts else 0
+    k, row, first = {"draft_len": KMAX}, Generation, min(agree, 2)
+    dummies = (row(request=None, past=10, accept=3), row(request=None, past=20, accept=2))
+    steps = (
+        Step(phase=Phase.WARMUP, contexts=(Context(request=None, chunk=5, agree=agree),), generations=dummies, **k),
+        Step(phase=Phase.CAPTURE, generations=dummies, **k),
+        Step(contexts=(Context(request=0, chunk=5, agree=first), Context(request=1, chunk=3)), **k),
+        Step(
+            contexts=(Context(request=2, chunk=2, agree=agree),),
+            generations=(row(request=0, agree=3), row(request=1, agree=1)),
+            **k,
+        ),
+        Step(phase=Phase.REPLAY, generations=(row(request=0, agree=1), row(request=2, agree=3)), **k),
+        Step(generations=(row(request=2), row(request=1, agree=3)), finish=(1,), **k),
+        Step(generations=(row(request=0, agree=2),), **k),
+    )
+    return Scenario(config=Config(worker=worker, max_draft_len=KMAX), requests=_requests(5, 3, 2), steps=steps)
+
+
+def chunked(worker: str) -> Scenario:
+    """A prompt in two chunks, beside a generation in the second."""
+    agree = 2 if WORKERS[worker].drafts_for_contexts else 0
+    return Scenario(
+        config=Config(worker=worker, max_draft_len=KMAX),
+        requests=_requests(6, 2),
+        steps=(
+            Step(draft_len=KMAX, contexts=(Context(request=0, chunk=4, agree=agree), Context(request=1, chunk=2))),
+            Step(draft_len=KMAX, contexts=(Context(request=0, chunk=2, agree=agree),), generations=(_row(1, 2),)),
+            Step(draft_len=KMAX, generations=(_row(0, 3), _row(1, 0))),
+            Step(draft_len=KMAX, generations=(_row(0, 1),)),
+        ),
+    )
+
+
+def varying(worker: str) -> Scenario:
+    """A draft length that falls and rises, to 0 where the worker can.
+
+    The target agrees with no draft of the first step, so what its draft loop left in the cache is of no use.
+    """
+    shortest = WORKERS[worker].min_draft_len
+    return Scenario(
+        config=Config(worker=worker, max_draft_len=KMAX),
+        requests=_requests(4),
+        steps=(
+            Step(draft_len=KMAX, contexts=(Context(request=0, chunk=4),)),
+            Step(draft_len=shortest, generations=(_row(0, shortest),)),
+            Step(draft_len=2, generations=(_row(0, 2),)),
+            Step(draft_len=KMAX, generations=(_row(0, 3),)),
+        ),
+    )
+
+
+def _row(request: int, agree: int) -> Generation:
+    return Generation(request=request, agree=agree)
+
+
+def failing(scenario: Scenario, step: int, site: str, occurrence: int = 1, kind: str = "oom") -> Scenario:
+    """The scenario up to ``step``, which fails there, and after it two new requests in a step each."""
+    fault = Fault(site=site, occurrence=occurrence, kind=FaultKind(kind))
+    served = max(request.id for request in scenario.requests) + 1
+    later = tuple(Step(draft_len=KMAX, contexts=(Context(request=served + i, chunk=n),)) for i, n in enumerate((3, 2)))
+    return replace(
+        scenario,
+        requests=(*scenario.requests, Request(id=served, prompt_len=3), Request(id=served + 1, prompt_len=2)),
+        steps=(*scenario.steps[:step], replace(scenario.steps[step], fault=fault, finish=()), *later),
+    )

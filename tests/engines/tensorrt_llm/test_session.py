@@ -1,0 +1,194 @@
+"""Driving the classes of a source tree: the same scenarios, seams and traces as for the portable engine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engines import SEAMS, TORCH, run
+from engines.portable import PortableEngine
+from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine
+from invariants import verify
+from scenarios import WORKERS, Config, Phase, ScenarioError, Step, UsageError, check
+from tests.engines.tensorrt_llm.cases import KMAX, chunked, failing, life, varying
+from tests.fixtures.tensorrt_llm_tree import LAYOUTS
+
+MIXED = 3
+"""Index of the mixed batch in ``life``."""
+
+
+@pytest.fixture
+def engine(tree):
+    def make(era="settled", layout=LAYOUTS[0], *, metadata=KEYWORD, unguarded=False, **eras):
+        return TensorrtLlmEngine(tree(era, layout, **eras), device="cpu", metadata=metadata, unguarded=unguarded)
+
+    return make
+
+
+def violated(scenario, engine, **options):
+    verdict = verify(check(scenario), lambda s: run(engine, s), **options)
+    return {v.invariant for v in verdict.violations}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("worker", WORKERS)
+def test_classes_that_leave_nothing_behind_hold_every_invariant(engine, worker, layout):
+    settled = engine("settled", layout)
+    assert violated(life(worker), settled, relations=layout == LAYOUTS[0]) == set()
+    assert violated(chunked(worker), settled, relations=False) == set()
+    assert violated(varying(worker), settled, relations=False) == set()
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_metadata_by_position_gives_the_same_trace(engine, worker):
+    scenario = life(worker)
+    assert run(engine(metadata=POSITIONAL), scenario) == run(engine(metadata=KEYWORD), scenario)
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_the_trace_is_that_of_the_portable_engine_and_both_leave_the_process_as_it_was(engine, worker):
+    scenario = life(worker)
+    before = run(PortableEngine(), scenario)
+    modules, attributes = dict(sys.modules), (dict(vars(torch)), dict(vars(torch.cuda)))
+    real = run(engine(), scenario)
+    assert dict(sys.modules) == modules
+    assert (dict(vars(torch)), dict(vars(torch.cuda))) == attributes
+    assert run(PortableEngine(), scenario) == before
+    assert (real.engine, real.device) == ("tensorrt_llm", "cpu (emulated)")
+    assert [values(step) for step in real.steps] == [values(step) for step in before.steps]
+
+
+def values(step):
+    """A step's outcome and fields but for labels of objects and what the workers keep to themselves."""
+    own = {"identity", "worker_state"}
+    substeps = [(s.key, s.phase, {k: v for k, v in s.fields.items() if k not in own}) for s in step.substeps]
+    return step.outcome, step.fired, substeps
+
+
+@pytest.mark.parametrize("worker", ["DraftTargetOneModelWorker", "PARDWorker"])
+def test_a_fault_at_any_seam_of_settled_classes_is_cleaned_up(engine, worker):
+    settled, scenario = engine(), without_startup(life(worker))
+    trace = run(settled, scenario, record=[SEAMS])
+    sites = trace.steps[1].sites
+    assert {"draft_model.forward", "attn_metadata.update_for_spec_dec", "worker.sample_draft_tokens"} <= set(sites)
+    for site in sites:
+        assert violated(failing(scenario, 1, site), settled, relations=False) == set(), site
+
+
+def without_startup(scenario):
+    served = tuple(step for step in scenario.steps if step.phase is Phase.EAGER)
+    return replace(scenario, steps=served)
+
+
+def test_every_torch_call_is_a_site(engine):
+    trace = run(engine(), life("DraftTargetOneModelWorker"), record=[TORCH])
+    sites = trace.steps[MIXED].sites
+    assert sites["torch.clone"] >= 2
+    assert sites["torch.argmax"] == 1 + KMAX
+    fault = failing(life("DraftTargetOneModelWorker"), MIXED, "torch.stack")
+    assert violated(fault, engine(), relations=False) == set()
+
+
+@pytest.mark.parametrize(("worker", "layout"), [*zip(WORKERS, LAYOUTS * 2, strict=True)])
+def test_before_the_fix_a_tolerated_failure_fails_every_later_step(engine, worker, layout):
+    old = engine("pre-fix", layout)
+    scenario = failing(life(worker), MIXED, "draft_model.forward")
+    verdict = verify(scenario, lambda s: run(old, s), relations=False)
+    assert {"saved-state-empty", "steps-complete", "forward-not-overridden"} <= {
+        v.invariant for v in verdict.violations
+    }
+    (first,) = [v for v in verdict.violations if v.invariant == "saved-state-empty" and v.substep == "failed"][:1]
+    assert (first.step, first.actual) == (MIXED, ["_seq_lens", "_seq_lens_cuda"])
+    assert verdict.trace.steps[MIXED + 1].find("failed")["exception"] == "AssertionError"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_after_the_fix_the_leak_is_gone_and_num_contexts_is_what_remains(engine, layout):
+    fixed = engine("post-fix", layout)
+    scenario = failing(life("MTPEagleWorker"), MIXED, "draft_model.forward", 2)
+    verdict = verify(scenario, lambda s: run(fixed, s), relations=False)
+    assert {v.invariant for v in verdict.violations} == {"restored-layout", "layout-equals-reference"}
+    assert {v.field for v in verdict.violations} == {
+        "num_contexts", "num_generations", "num_ctx_tokens", "host_request_types"
+    }  # fmt: skip
+    assert ("warning", "a forward failed while attention metadata was saved; restoring it") in (
+        fixed.upstream.logger.records
+    )
+
+
+def test_after_the_fix_a_draft_length_of_0_leaves_a_hole_in_the_drafters_cache(engine):
+    found = violated(varying("Eagle3OneModelWorker"), engine("post-fix"))
+    assert {"substeps-in-order", "kv-content-equals-reference"} <= found
+
+
+def test_after_the_fix_a_non_final_chunk_ends_with_a_token_that_is_not_the_prompts(engine):
+    found = violated(chunked("DraftTargetOneModelWorker"), engine("post-fix"))
+    assert {"inputs-equal-reference", "chunked-equals-one-shot"} <= found
+
+
+def test_a_worker_that_the_guard_rejects_is_refused_or_driven_without_the_guard(engine):
+    mixed = {"era": "post-fix", "pard": "pre-fix"}
+    with pytest.raises(UsageError, match="PARDWorker is rejected by the guard of its base"):
+        engine(**mixed).open(Config(worker="PARDWorker", max_draft_len=1))
+    unguarded = engine(**mixed, unguarded=True)
+    verdict = verify(life("PARDWorker"), lambda s: run(unguarded, s), relations=False)
+    assert {v.invariant for v in verdict.violations} == {"forward-not-overridden"}
+    assert verdict.trace.classes == {
+        "forward_defined_in": ["PARDWorker", "SpecWorkerBase"],
+        "guard_off": True,
+        "supplements": [],
+    }
+
+
+def test_a_worker_that_ignores_the_runtime_draft_length_refuses_a_shorter_one(engine):
+    session = engine("pre-fix").open(Config(worker="PARDWorker", max_draft_len=2))
+    with pytest.raises(UsageError, match=r"steps\[0\].draft_len: PARDWorker .* write 2"):
+        session.step(Step(draft_len=1, contexts=()))
+    session.close()
+
+
+def test_a_step_that_could_not_come_next_is_refused_as_by_the_portable_engine(engine):
+    session = engine().open(Config(worker="PARDWorker", max_draft_len=2))
+    with pytest.raises(ScenarioError, match="the batch is empty"):
+        session.step(Step(draft_len=2))
+    session.close()
+
+
+def test_a_worker_that_no_file_defines_or_whose_module_fails_is_refused(tree, tmp_path):
+    from tests.fixtures.tensorrt_llm_tree import build
+
+    folder = build(tmp_path) / "tensorrt_llm/_torch/speculative"
+    (folder / "eagle3.py").unlink()
+    (folder / "pard.py").write_text("class PARDWorker:\n    nonsense\n")
+    engine = TensorrtLlmEngine(tmp_path)
+    with pytest.raises(UsageError, match="no file of .* defines MTPEagleWorker"):
+        engine.open(Config(worker="MTPEagleWorker", max_draft_len=1))
+    with pytest.raises(UsageError, match="the module of PARDWorker does not load .NameError"):
+        engine.open(Config(worker="PARDWorker", max_draft_len=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"device": "tpu"}, "write 'cpu' or 'cuda'"),
+        ({"metadata": "keywords"}, "did you mean 'keyword'"),
+    ],
+)
+def test_options_that_are_not_known_are_refused(tree, options, text):
+    with pytest.raises(UsageError, match=text):
+        TensorrtLlmEngine(tree(), **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_is_refused_where_there_is_none(tree):
+    with pytest.raises(UsageError, match="finds no CUDA device"):
+        TensorrtLlmEngine(tree(), device="cuda")
+
+
+def test_without_observation_nothing_is_read(engine):
+    trace = run(engine(), life("PARDWorker"), observe=False)
+    assert [step.outcome for step in trace.steps] == ["ok"] * 7
+    assert all(step.substeps == () for step in trace.steps)
