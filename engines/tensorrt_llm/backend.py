@@ -132,8 +132,11 @@ def attention_metadata_class(base: Any) -> type:
     return TrtllmAttentionMetadata
 
 
-def spec_metadata_class(base: Any) -> type:
-    """The real metadata class of a worker with what an engine asks of it and this version may lack."""
+def spec_metadata_class(base: Any, no_token: int) -> type:
+    """The real metadata class of a worker with what an engine asks of it and this version may lack.
+
+    no_token  upstream's ``INVALID_PROMPT_LOOKAHEAD_TOKEN``
+    """
     if hasattr(base, "populate_context_prompt_lookahead"):
         return base
 
@@ -143,7 +146,7 @@ def spec_metadata_class(base: Any) -> type:
             tokens = getattr(self, "context_prompt_lookahead_tokens", None)
             if tokens is not None and context_requests:
                 known = [r.prompt_lookahead_token for r in context_requests]
-                values = torch.tensor([-1 if t is None else t for t in known], dtype=torch.int32)
+                values = torch.tensor([no_token if t is None else t for t in known], dtype=torch.int32)
                 tokens[: len(values)].copy_(values, non_blocking=True)
 
     return DrivenSpecMetadata

@@ -23,7 +23,7 @@ from engines.portable.speculative.utils import MODES
 from engines.tensorrt_llm.backend import spec_metadata_class
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.probe import METADATA_CLASSES, arguments_for, fields_for
-from engines.tensorrt_llm.stand_ins import MappingStandIn
+from engines.tensorrt_llm.stand_ins import INVALID_PROMPT_LOOKAHEAD_TOKEN, MappingStandIn
 from engines.tracer import Tracer
 from scenarios import Config
 from scenarios.tracer import MASK_TOKEN, VOCAB_SIZE
@@ -141,7 +141,9 @@ def _worker(worker_class: type, spec_config: SimpleNamespace) -> nn.Module:
     return worker
 
 
-def _spec_metadata(metadata_class: Any, config: Config, spec_config: SimpleNamespace) -> Any:
+def _spec_metadata(upstream: Upstream, worker_class: type, config: Config, spec_config: SimpleNamespace) -> Any:
+    metadata_class = getattr(upstream.module_of(worker_class), METADATA_CLASSES[config.worker])
+    no_token = getattr(upstream.interface, "INVALID_PROMPT_LOOKAHEAD_TOKEN", INVALID_PROMPT_LOOKAHEAD_TOKEN)
     eagle3 = not spec_config.spec_dec_mode.is_mtp_eagle_one_model()
     values = {
         "max_num_requests": config.max_num_requests,
@@ -156,7 +158,7 @@ def _spec_metadata(metadata_class: Any, config: Config, spec_config: SimpleNames
         "layers_to_capture": tuple(range(NUM_LAYERS)) if eagle3 else None,
         "dtype": torch.int64,
     }
-    driven: Any = spec_metadata_class(metadata_class)
+    driven: Any = spec_metadata_class(metadata_class, no_token)
     return driven(**fields_for(metadata_class, values))
 
 
@@ -188,9 +190,7 @@ def create_py_executor(upstream: Upstream, worker_class: type, config: Config, d
         draft_manager,
         model=OneEngineModel(tracer, draft_model, worker, ResourceManager(draft_manager), call),
         spec_config=decoding,
-        spec_metadata=_spec_metadata(
-            getattr(upstream.module_of(worker_class), METADATA_CLASSES[config.worker]), config, spec_config
-        ),
+        spec_metadata=_spec_metadata(upstream, worker_class, config, spec_config),
         kv_cache_manager=manager,
         cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, torch_device),
         max_num_requests=config.max_num_requests,

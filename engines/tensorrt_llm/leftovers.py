@@ -16,10 +16,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from engines.portable import observation
+from engines.tensorrt_llm import cpu
+from scenarios import Scenario
+from scenarios.trace import PREPARED
 
 FIELDS: Final = (
     "num_contexts",
@@ -41,6 +48,7 @@ UNTOUCHED: Final = "untouched"
 
 _STORED_AS: Final = {name: f"_{name}" for name in FIELDS[:4]}
 _COUNTERS: Final = ("num_generations", "num_ctx_tokens")
+_TRANSPARENT: Final = (__file__, cpu.__file__)
 _OVERWRITES: Final = ("copy_", "fill_", "zero_", "__setitem__")
 _VIEWS: Final = ("__getitem__", "__get__", "view", "narrow", "data_ptr", "storage_offset", "stride", "size", "dim")
 
@@ -69,7 +77,9 @@ class _Accesses:
         self.elements: dict[str, tuple[int, set[int]]] = {}
 
     def note(self, field: str, fate: str) -> None:
-        self.first.setdefault(field, (fate, _caller()))
+        if field not in self.first and not _observing():
+            frame = next(_frames())
+            self.first[field] = fate, f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
     def holds(self, field: str) -> bool:
         """Whether an attribute still has its left-over value."""
@@ -81,7 +91,9 @@ class _Accesses:
             if field in self.first or watched != storage:
                 continue
             touched = left & _offsets(tensor)
-            if touched and not overwrites:
+            if not touched or _observing():
+                continue
+            if not overwrites:
                 self.note(field, READ)
             left -= touched
             if not left:
@@ -95,22 +107,23 @@ def _offsets(tensor: torch.Tensor) -> set[int]:
     return offsets
 
 
-def _caller() -> str:
-    """file:line of the innermost frame that is neither torch's nor the watch's."""
-    frame = sys._getframe(1)
-    while frame.f_back and (frame.f_globals.get("__name__", "").partition(".")[0] == "torch" or _own(frame)):
+def _frames() -> Iterator[FrameType]:
+    """Frames of the access, innermost first, without torch's and those of the watch and of the device rewriting."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename not in _TRANSPARENT and frame.f_globals.get("__name__", "")[:6] != "torch.":
+            yield frame
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _own(frame: Any) -> bool:
-    return bool(frame.f_code.co_filename == __file__)
 
 
 def _in_on_update() -> bool:
     """Whether the access comes from ``on_update``, directly or through a property."""
-    frame = sys._getframe(2)
-    return "on_update" in (frame.f_code.co_name, frame.f_back.f_code.co_name if frame.f_back else "")
+    return any(frame.f_code.co_name == "on_update" for frame in islice(_frames(), 2))
+
+
+def _observing() -> bool:
+    """Whether it is the suite that looks."""
+    return any(frame.f_code.co_filename == observation.__file__ for frame in _frames())
 
 
 class _TensorUse(TorchFunctionMode):
@@ -148,16 +161,23 @@ def _watched(metadata: Any, accesses: _Accesses) -> Iterator[None]:
 
     class Watched(original):  # type: ignore[misc, valid-type]
         def __getattribute__(self, name: str) -> Any:
-            field = accesses.attributes.get(name)
+            field = accesses.attributes.get(name) if self is metadata else None
             if field is not None and not _in_on_update():
                 accesses.note(field, READ)
             return super().__getattribute__(name)
 
         def __setattr__(self, name: str, value: Any) -> None:
             field = accesses.attributes.get(name) or (name if name in accesses.elements else None)
+            if self is not metadata:
+                field = None
             if field is not None and not (field in _COUNTERS and accesses.holds("num_contexts") and _in_on_update()):
                 accesses.note(field, REWRITTEN)
             super().__setattr__(name, value)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            # The metadata of a graph starts as a shallow copy, which is of the class itself.
+            make, arguments, *state = super().__reduce_ex__(protocol)
+            return (make, (original, *arguments[1:]), *state)
 
     metadata.__class__ = Watched
     try:
@@ -202,3 +222,30 @@ def follow(metadata: Any, leftovers: list[Leftover]) -> Iterator[list[Leftover]]
         for item in leftovers:
             fate, where = accesses.first.get(item.field, (UNTOUCHED, None))
             followed.append(Leftover(item.field, item.prepared, item.left, fate, where))
+
+
+def evidence(engine: Any, scenario: Scenario) -> dict[int, list[Leftover]]:
+    """Step -> what it left behind in the metadata of eager steps, and what the next such step did with it.
+
+    ``engine`` is a ``TensorrtLlmEngine``. The last step's leftovers are untouched: nothing follows it.
+    """
+    found: dict[int, list[Leftover]] = {}
+    session = engine.open(scenario.config, scenario.requests)
+    metadata = session.attn_metadata
+    try:
+        pending: list[Leftover] = []
+        for index, step in enumerate(scenario.steps):
+            with follow(metadata, pending) as followed:
+                trace = session.step(step)
+            if followed:
+                found[index - 1] = followed
+            prepared = trace.find(PREPARED)
+            eager = prepared is not None and prepared.phase == "eager"
+            pending = differing(metadata, {f: prepared[f] for f in FIELDS}) if prepared is not None and eager else []
+            if pending:
+                found[index] = pending
+            if trace.outcome == "fatal":
+                break
+        return found
+    finally:
+        session.close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.tensorrt_llm.leftovers import READ, REWRITTEN, UNTOUCHED, differing, follow, snapshot
+from engines.tensorrt_llm import TensorrtLlmEngine
+from engines.tensorrt_llm.leftovers import READ, REWRITTEN, UNTOUCHED, differing, evidence, follow, snapshot
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.source import open_source
+from tests.engines.tensorrt_llm.cases import failing, life
 
 
 @pytest.fixture
@@ -128,6 +130,50 @@ def test_another_tensor_in_its_place_is_a_rewrite(metadata, upstream):
             metadata.seq_lens = torch.tensor([5, 4, 4], dtype=torch.int32)
 
     assert fates(metadata, prepared, use) == {"_seq_lens": REWRITTEN}
+
+
+def test_the_metadata_of_a_graph_is_another_object(metadata, upstream):
+    prepared = snapshot(metadata)
+    metadata.use_spec_decoding = not metadata.use_spec_decoding
+    graphs = []
+
+    def use():
+        with upstream.active():
+            graphs.append(metadata.create_cuda_graph_metadata(2))
+        graphs[0].use_spec_decoding = False
+
+    assert fates(metadata, prepared, use) == {"use_spec_decoding": UNTOUCHED}
+    assert type(graphs[0]) is type(metadata)
+
+
+@pytest.mark.parametrize(
+    ("era", "expected"),
+    [
+        ("post-fix", {"num_contexts", "num_generations", "num_ctx_tokens", "host_request_types", "kv_lens_cuda"}),
+        ("settled", {"kv_lens_cuda"}),
+    ],
+)
+def test_what_a_success_leaves_behind_is_rewritten_before_it_is_read(tree, era, expected):
+    scenario = life("MTPEagleWorker")
+    found = evidence(TensorrtLlmEngine(tree(era), device="cpu"), scenario)
+    assert {item.field for item in found[2]} == expected
+    assert {item.fate for item in found[2]} == {REWRITTEN}
+
+
+def test_what_a_tolerated_failure_leaves_behind_is_rewritten_before_it_is_read(tree):
+    scenario = failing(life("MTPEagleWorker"), 3, "draft_model.forward", 2)
+    found = evidence(TensorrtLlmEngine(tree("post-fix"), device="cpu"), scenario)
+    left = {item.field: item for item in found[3]}
+    assert left["use_spec_decoding"].left is False
+    assert left["kv_lens_cuda"].left != left["kv_lens_cuda"].prepared
+    assert {left[field].fate for field in left if field != "kv_lens_cuda"} == {REWRITTEN}
+    # The next batch has one row: the lengths beyond it are neither read nor rewritten.
+    assert left["kv_lens_cuda"].fate == UNTOUCHED
+
+
+def test_evidence_ends_with_the_run(tree):
+    scenario = failing(life("MTPEagleWorker"), 3, "draft_model.forward", 1, "cuda")
+    assert max(evidence(TensorrtLlmEngine(tree("post-fix"), device="cpu"), scenario)) <= 3
 
 
 def test_what_nobody_touches_is_said_to_be_untouched_and_the_class_comes_back(metadata):
