@@ -212,7 +212,7 @@ class Schedule:
     def advance(self, step: Step, field: str = "step") -> list[RowPlan]:
         """Check ``step``, let it happen and return the lengths of its rows."""
         rows = self.plan(step, field)
-        self.serving = self.serving or not step.phase.is_startup
+        self.serving = not step.phase.is_startup
         if step.fault is not None:
             self._fail(step)
             return rows

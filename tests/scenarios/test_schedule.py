@@ -257,8 +257,8 @@ REFUSALS: dict[str, tuple[Scenario, str, str]] = {
         "its KV length 11",
     ),
     "dummy generation too long": (
-        scenario(dummies(2, 5), config=replace(EAGLE, max_seq_len=10)),
-        "steps[0].generations[1]",
+        scenario(dummies(5, 2), config=replace(EAGLE, max_seq_len=10)),
+        "steps[0].generations[0]",
         "its KV length 11",
     ),
     "request grown too long": (
@@ -334,6 +334,23 @@ def test_a_refusal_names_the_field_and_what_is_wrong(case: str) -> None:
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        scenario(prefill(0, 1), config=replace(EAGLE, num_blocks=5)),
+        scenario(prefill(0, 1), config=replace(EAGLE, max_num_tokens=8)),
+        scenario(prefill(0, 1), config=replace(EAGLE, max_num_requests=2)),
+        scenario(START, decode(0, agree=3), config=replace(EAGLE, num_blocks=4)),
+        scenario(prefill(0, finish=(0,)), prefill(1), config=replace(EAGLE, num_blocks=3)),
+        scenario(prefill(0, fault=fault()), prefill(1), config=replace(EAGLE, num_blocks=3)),
+        scenario(dummies(4), config=replace(EAGLE, max_seq_len=10)),
+    ],
+    ids=["pages", "tokens", "rows", "own pages", "pages of a finished one", "pages of a failed one", "length"],
+)
+def test_what_just_fits_is_possible(value: Scenario) -> None:
+    assert check(value) is value
+
+
 def plans(value: Scenario) -> list[list[tuple[int, int, int, int]]]:
     """(past, query, accepted, granted) of each row of each step."""
     return [[(r.past, r.query, r.accepted, r.granted) for r in rows] for _, rows in walk(value)]
@@ -362,6 +379,14 @@ class TestLengths:
     def test_accepted_is_bounded_by_drafts_made_agreed_and_verified(self) -> None:
         value = scenario(prefill(0, k=1, agree=1), decode(0, k=3, agree=3), decode(0, k=2, agree=2), decode(0, k=0))
         assert [rows[0][2] for rows in plans(value)] == [1, 2, 3, 1]
+
+    def test_contexts_of_a_parallel_worker_have_no_drafts(self) -> None:
+        made = {}
+        for config in (EAGLE, PARD):
+            schedule = Schedule(config, REQUESTS)
+            schedule.advance(START)
+            made[config.worker] = schedule.requests[0].drafts
+        assert made == {"Eagle3OneModelWorker": 3, "PARDWorker": 0}
 
     def test_no_drafts_are_left_after_a_step_of_draft_length_0(self) -> None:
         value = scenario(prefill(0, agree=3), decode(0, k=0), decode(0, agree=3))
@@ -425,6 +450,14 @@ class TestState:
         assert (schedule.over, fork.over) == (False, True)
         schedule.add(Request(id=9, prompt_len=1))
         assert 9 not in fork.requests
+
+    def test_a_fork_stands_where_the_original_stood(self) -> None:
+        schedule = Schedule(EAGLE, REQUESTS)
+        schedule.advance(dummies(2))
+        schedule.advance(prefill(0, fault=fault()))
+        schedule.advance(prefill(1, fault=fault(FaultKind.CUDA)))
+        assert vars(schedule.fork()) == vars(schedule)
+        assert (schedule.failures, schedule.serving, schedule.over) == (1, True, True)
 
 
 class TestFailures:
