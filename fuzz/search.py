@@ -1,9 +1,8 @@
 """The search: Hypothesis drives one unit of work, batch by batch.
 
-A batch is one Hypothesis run. Its first failure ends the generation and becomes what the batch shrinks: from then
-on only that one invariant is checked, so that shrinking neither slips to another violation nor pays for the rest.
-Afterwards the invariant is excluded, with all others that the shrunk scenario violates too, and the search goes
-on with the next batch until the budget is spent.
+A batch is one Hypothesis run, which ends with its first failure. That is shrunk with only the one invariant asked,
+so that shrinking neither slips to another violation nor pays for the rest. Afterwards the invariant is excluded, with
+all others that the shrunk scenario violates too, and the search goes on with the next batch until the budget is spent.
 
 Every Hypothesis setting is explicit, as its profiles differ between a terminal and CI.
 """
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
@@ -25,8 +23,9 @@ from engines.base import Engine, run
 from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, planned_faults, raised_at
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
 from fuzz.journal import Case, Journal
+from fuzz.shrink import shrink
 from invariants import Relation, Verdict, all_invariants, verify
-from scenarios import Finding, Scenario, Trace, dumps
+from scenarios import Finding, Scenario, Trace
 from strategies import faulted_scenarios, scenarios
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 BATCH: Final = 100
 """Most cases of a batch: how often a campaign hears of its progress."""
-SHRINKS: Final = 600
+SHRINK_RUNS: Final = 500
 """Most runs made to shrink one failure."""
 SHRINK_SECONDS: Final = 10.0
 """Most seconds spent on it, where the unit has a time limit."""
@@ -44,25 +43,17 @@ MAX_DRAFT_LEN: Final = 7
 """Largest Kmax where none is asked for."""
 
 
-class Departure(Exception):
-    """Tells Hypothesis that a case failed. A subclass per failure, so that it tells one from another."""
-
-
-class StopSearch(BaseException):
+class EndOfBatch(BaseException):
     """Ends a Hypothesis run at once: no ``Exception``, so that Hypothesis does not take it for a failing case."""
 
 
 @dataclass
 class Batch:
-    """What one Hypothesis run does. ``target`` is the failure that it shrinks, ``best`` its smallest scenario."""
+    """What one Hypothesis run has done, and the failure that ended it, if one did."""
 
     tally: Tally = field(default_factory=Tally)
-    target: Failure | None = None
-    best: Scenario | None = None
-    sites: dict[Scenario, Mapping[str, int]] = field(default_factory=dict)
-    """Recorded fault sites of the last step of a scenario."""
-    shrinks: int = 0
-    shrink_until: float = float("inf")
+    failure: Failure | None = None
+    scenario: Scenario | None = None
 
 
 class Search:
@@ -105,7 +96,7 @@ class Search:
             database=None,
             deadline=None,
             derandomize=False,
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate,),
             print_blob=False,
             report_multiple_bugs=False,
             stateful_step_count=1,
@@ -119,11 +110,11 @@ class Search:
 
         try:
             case()
-        except (Departure, StopSearch, Unsatisfiable):
+        except (EndOfBatch, Unsatisfiable):
             pass
         except HypothesisException as error:
-            # For instance a case that failed and then passed: what failed is judged once more by the caller.
-            batch.target = batch.target or crash(error)
+            # The strategies are at fault, for instance with draws that differ from run to run.
+            batch.failure = crash(error)
         return batch
 
     def _cases(self, batch: Batch) -> st.SearchStrategy[Scenario]:
@@ -141,17 +132,12 @@ class Search:
 
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:
         """The fault sites of the last step."""
-        self._tick(batch)
-        # While shrinking, Hypothesis asks again and again about the same steps before the fault.
-        sites = batch.sites.get(scenario)
-        if sites is None:
-            try:
-                steps = self._run(scenario, record=self.unit.faults).steps
-            except SUITE_ERRORS as error:
-                self._fail(batch, crash(error), scenario)
-                reject()
-            sites = batch.sites[scenario] = steps[-1].sites if len(steps) == len(scenario.steps) else {}
-        return sites
+        try:
+            steps = self._run(scenario, record=self.unit.faults).steps
+        except SUITE_ERRORS as error:
+            self._fail(batch, crash(error), scenario)
+            reject()
+        return steps[-1].sites if len(steps) == len(scenario.steps) else {}
 
     def _run(self, scenario: Scenario, record: tuple[str, ...] = ()) -> Trace:
         unit = self.unit
@@ -159,25 +145,11 @@ class Search:
         with noted:
             return run(self.engine, scenario, record=record)
 
-    def _tick(self, batch: Batch) -> None:
-        """End the run when its time is over."""
-        now = time.monotonic()
-        if batch.target is None:
-            if now >= self.deadline:
-                raise StopSearch
-        elif batch.shrinks >= SHRINKS or now >= batch.shrink_until:
-            raise StopSearch
-
     def _case(self, batch: Batch, scenario: Scenario) -> None:
-        self._tick(batch)
-        target = batch.target
+        if time.monotonic() >= self.deadline:
+            raise EndOfBatch
         try:
-            if target is None:
-                failures = self._judge(batch, scenario)
-            else:
-                batch.shrinks += 1
-                only = self.invariants - self.known if target.harness else frozenset((target.key,))
-                failures = _failures(scenario, verify(scenario, self._run, only=only))
+            failures = self._judge(batch, scenario)
         except SUITE_ERRORS as error:
             failures = [crash(error)]
         for failure in failures:
@@ -209,45 +181,62 @@ class Search:
         return frozenset()
 
     def _fail(self, batch: Batch, failure: Failure, scenario: Scenario) -> None:
-        """Let the case fail, unless the failure is known or another than the one that is being shrunk."""
-        if failure.key in self.known:
-            return
-        if batch.target is None:
-            batch.target = failure
-            if self.unit.max_seconds is not None:
-                batch.shrink_until = time.monotonic() + SHRINK_SECONDS
-        if failure.key == batch.target.key:
-            if batch.best is None or _size(scenario) < _size(batch.best):
-                batch.target, batch.best = failure, scenario
-            raise _departure(failure.key)
+        """End the batch with the failure, unless it is known already."""
+        if failure.key not in self.known:
+            self.known.add(failure.key)
+            batch.failure, batch.scenario = failure, scenario
+            raise EndOfBatch
 
     def _results(self, batch: Batch) -> Iterator[Event]:
-        """What the batch found, checked once more: a failure that does not repeat is the suite's error."""
-        target, scenario = batch.target, batch.best
-        if target is None:
+        """What the batch found, shrunk."""
+        failure, scenario = batch.failure, batch.scenario
+        if failure is None:
             return
-        self.known.add(target.key)
-        if target.harness or scenario is None:
-            yield self._error(target.key, target.message, scenario)
+        if scenario is None or not self._again(failure, scenario):
+            # Nothing that could be run once more, or an engine that does something else each time.
+            text = failure.message or f"{failure.key} failed and then held in the same scenario"
+            yield self._error(failure.key, text, scenario)
             return
+        seconds = float("inf") if self.unit.max_seconds is None else SHRINK_SECONDS
+        found: dict[Scenario, Failure] = {}
+
+        def fails(candidate: Scenario) -> bool:
+            again = self._again(failure, candidate)
+            if again is not None:
+                found[candidate] = again
+            return again is not None
+
+        small = shrink(scenario, fails, runs=SHRINK_RUNS, seconds=seconds)
+        if failure.harness:
+            yield self._error(failure.key, found.get(small, failure).message, small)
+        else:
+            yield self._finding(failure, small)
+
+    def _again(self, failure: Failure, scenario: Scenario) -> Failure | None:
+        """The same failure in another run, None if it does not occur. Only what it is about is asked."""
+        only = self.invariants if failure.harness else frozenset((failure.key,))
+        try:
+            failures = _failures(scenario, verify(scenario, self._run, only=only))
+        except SUITE_ERRORS as error:
+            failures = [crash(error)]
+        return next((again for again in failures if again.key == failure.key), None)
+
+    def _finding(self, failure: Failure, scenario: Scenario) -> FindingFound:
+        """The finding in a shrunk scenario, with what else it violates: most likely for the same reason."""
         verdict = verify(scenario, self._run, only=self.invariants)
-        again = [v for v in verdict.violations if v.invariant == target.key]
-        if not again:
-            unsteady = f"{target.key} failed and then held in the same scenario"
-            yield self._error(unsteady, unsteady, scenario)
-            return
+        violation = next(v for v in verdict.violations if v.invariant == failure.key)
         also = sorted({v.invariant for v in verdict.violations} - self.known)
         self.known.update(also)
         finding = Finding(
-            invariant=target.key,
+            invariant=failure.key,
             engine=self.unit.engine,
             device=self.unit.device,
             scenario=scenario,
-            violation=again[0],
+            violation=violation,
             bug=self.unit.bug,
             raised_at=raised_at(verdict.trace),
         )
-        yield FindingFound(finding=finding, cases=self.cases, also=tuple(also))
+        return FindingFound(finding=finding, cases=self.cases, also=tuple(also))
 
     def _error(self, key: str, message: str, scenario: Scenario | None) -> HarnessError:
         return HarnessError(worker=self.unit.worker, bug=self.unit.bug, key=key, message=message, scenario=scenario)
@@ -259,14 +248,3 @@ def _failures(scenario: Scenario, verdict: Verdict) -> list[Failure]:
     if unsound is not None:
         return [unsound]
     return [Failure(slug) for slug in dict.fromkeys(v.invariant for v in verdict.violations)]
-
-
-@cache
-def _departure(key: str) -> type[Departure]:
-    return type(key, (Departure,), {})
-
-
-def _size(scenario: Scenario) -> tuple[int, int, int, str]:
-    """Order of scenarios by how much there is to read in them."""
-    text = dumps(scenario)
-    return len(scenario.steps), sum(len(s.rows) for s in scenario.steps), len(text), text

@@ -76,11 +76,16 @@ def edit(done: StepTrace, name: str, **fields: object) -> StepTrace:
     return replace(done, substeps=tuple(substeps))
 
 
+def mixed(step: Step) -> bool:
+    """Whether the step is served, mixes contexts with generations and is not meant to fail."""
+    return bool(step.contexts and step.generations) and not step.phase.is_startup and step.fault is None
+
+
 class Forgetful(Sound):
     """Leaves ``num_contexts`` at 0 after a mixed batch, and thereby breaks several invariants (PR #17381)."""
 
     def tamper(self, step: Step, done: StepTrace) -> StepTrace:
-        return edit(done, "restored", num_contexts=0) if step.contexts and step.generations else done
+        return edit(done, "restored", num_contexts=0) if mixed(step) else done
 
 
 class Twofold(Sound):
@@ -96,7 +101,7 @@ class Dying(Sound):
     """Kills its process, as a segmentation fault would, in the first mixed batch."""
 
     def tamper(self, step: Step, done: StepTrace) -> StepTrace:
-        if step.contexts and step.generations:
+        if mixed(step):
             os.kill(os.getpid(), signal.SIGKILL)
         return done
 
@@ -112,7 +117,7 @@ class Hanging(Sound):
     """Never comes back from a mixed batch."""
 
     def tamper(self, step: Step, done: StepTrace) -> StepTrace:
-        if step.contexts and step.generations:
+        if mixed(step):
             time.sleep(600)
         return done
 
@@ -164,10 +169,10 @@ class Unrecordable(Sound):
 class Fickle(Sound):
     """Breaks an invariant the first time that it sees a mixed batch and never again."""
 
-    mixed = itertools.count()
+    batches = itertools.count()
 
     def tamper(self, step: Step, done: StepTrace) -> StepTrace:
-        if step.contexts and step.generations and next(self.mixed) == 0:
+        if mixed(step) and next(self.batches) == 0:
             return edit(done, "restored", num_contexts=0)
         return done
 
@@ -176,7 +181,7 @@ class Interrupted(Sound):
     """Presses Ctrl-C in a mixed batch."""
 
     def tamper(self, step: Step, done: StepTrace) -> StepTrace:
-        if step.contexts and step.generations:
+        if mixed(step):
             raise KeyboardInterrupt
         return done
 

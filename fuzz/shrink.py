@@ -1,0 +1,254 @@
+"""Making a failing scenario small: the failure stays, and all that it does not need goes.
+
+It edits the scenario itself and not the draws that made it. A part that is dropped takes with it what can no longer
+happen without it, so nearly every edit is worth a run, and a failure is minimal after a few dozen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, replace
+from typing import Final
+
+from scenarios import (
+    Context,
+    Generation,
+    Phase,
+    Request,
+    Scenario,
+    ScenarioError,
+    Schedule,
+    Step,
+    check,
+    dumps,
+)
+
+Edit = Callable[[Scenario], Iterator[Scenario]]
+"""Variants of a scenario, each of them smaller in one place; they need not be valid."""
+
+
+def shrink(
+    scenario: Scenario, fails: Callable[[Scenario], bool], *, runs: int = 500, seconds: float = float("inf")
+) -> Scenario:
+    """The smallest scenario found that ``fails``, starting from one that does.
+
+    runs, seconds  when to stop looking for a smaller one
+    """
+    best, tried, until = scenario, {scenario}, time.monotonic() + seconds
+    again = True
+    while again:
+        again = False
+        for edit in EDITS:
+            done = 0
+            while True:
+                # After a success the list is made anew, and its beginning has been tried already.
+                for place, variant in enumerate(edit(best)):
+                    candidate = repair(variant) if place >= done else None
+                    if candidate is None or candidate in tried or size(candidate) >= size(best):
+                        continue
+                    if len(tried) > runs or time.monotonic() >= until:
+                        return best
+                    tried.add(candidate)
+                    if fails(candidate):
+                        best, done, again = candidate, place, True
+                        break
+                else:
+                    break
+    return best
+
+
+def size(scenario: Scenario) -> tuple[int, int, int, str]:
+    """Order of scenarios by how much there is to read in them."""
+    text = dumps(scenario)
+    return len(scenario.steps), sum(len(step.rows) for step in scenario.steps), len(text), text
+
+
+def repair(scenario: Scenario) -> Scenario | None:
+    """The scenario without what can not happen in it; None if nothing is left of it."""
+    try:
+        schedule = Schedule(scenario.config, scenario.requests)
+        steps = []
+        for step in scenario.steps:
+            possible = None if schedule.over else _possible(step, schedule)
+            if possible is not None:
+                schedule.advance(possible)
+                steps.append(possible)
+        used = {row.request for step in steps for row in step.rows}
+        requests = tuple(request for request in scenario.requests if request.id in used)
+        return check(replace(scenario, requests=requests, steps=tuple(steps)))
+    except ScenarioError:
+        return None
+
+
+def _possible(step: Step, schedule: Schedule) -> Step | None:
+    """The step with the rows and ends that are possible now; None if it has no row then."""
+    traits = schedule.config.traits
+    k = max(traits.min_draft_len, min(step.draft_len, schedule.config.max_draft_len))
+    most = k if traits.drafts_for_contexts else 0
+    contexts = [replace(c, chunk=_chunk(c, schedule), agree=min(c.agree, most)) for c in step.contexts]
+    generations = [replace(g, agree=min(g.agree, k), accept=min(g.accept, k + 1)) for g in step.generations]
+    whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
+    if not _fits(whole, schedule):
+        # Fewer rows than were captured can not be replayed.
+        phase = Phase.EAGER if step.phase is Phase.REPLAY else step.phase
+        whole = replace(whole, phase=phase, contexts=(), generations=())
+        for context in contexts:
+            more = replace(whole, contexts=(*whole.contexts, context))
+            whole = more if _fits(more, schedule) else whole
+        for generation in generations:
+            more = replace(whole, generations=(*whole.generations, generation))
+            whole = more if _fits(more, schedule) else whole
+    for request in step.finish:
+        more = replace(whole, finish=(*whole.finish, request))
+        whole = more if _fits(more, schedule) else whole
+    return whole if whole.rows else None
+
+
+def _fits(step: Step, schedule: Schedule) -> bool:
+    try:
+        schedule.plan(step)
+    except ScenarioError:
+        return False
+    return True
+
+
+def _chunk(row: Context, schedule: Schedule) -> int:
+    """As much of the chunk as there is prompt left."""
+    state = None if row.request is None else schedule.requests.get(row.request)
+    return row.chunk if state is None else min(row.chunk, max(1, state.prompt_len - state.past))
+
+
+def _with_step(scenario: Scenario, index: int, step: Step | None) -> Scenario:
+    put = () if step is None else (step,)
+    return replace(scenario, steps=(*scenario.steps[:index], *put, *scenario.steps[index + 1 :]))
+
+
+def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
+    for i in reversed(range(len(scenario.steps))):
+        yield _with_step(scenario, i, None)
+
+
+def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
+    """Defaults: all of them at once, then one by one."""
+    defaults = {f.name: f.default for f in fields(scenario.config) if f.default is not MISSING}
+    yield replace(scenario, config=replace(scenario.config, **defaults))
+    for name, default in defaults.items():
+        yield replace(scenario, config=replace(scenario.config, **{name: default}))
+
+
+def _fewer_rows(scenario: Scenario) -> Iterator[Scenario]:
+    for i, step in enumerate(scenario.steps):
+        for j in range(len(step.contexts)):
+            yield _with_step(scenario, i, replace(step, contexts=step.contexts[:j] + step.contexts[j + 1 :]))
+        for j in range(len(step.generations)):
+            yield _with_step(scenario, i, replace(step, generations=step.generations[:j] + step.generations[j + 1 :]))
+
+
+def _smaller_graphs(scenario: Scenario) -> Iterator[Scenario]:
+    """One row less in a captured graph and in its replays, which neither could lose alone."""
+    for i, captured in enumerate(scenario.steps):
+        if captured.phase is not Phase.CAPTURE:
+            continue
+        smaller = _with_step(scenario, i, replace(captured, generations=captured.generations[1:]))
+        for last in (True, False):
+            yield replace(smaller, steps=tuple(_narrower(step, captured, last) for step in smaller.steps))
+
+
+def _narrower(step: Step, captured: Step, last: bool) -> Step:
+    """A replay of the captured step without its last, or its first, row; any other step as it is."""
+    shape = len(captured.generations), captured.draft_len
+    if step.phase is not Phase.REPLAY or (len(step.generations), step.draft_len) != shape:
+        return step
+    return replace(step, generations=step.generations[:-1] if last else step.generations[1:])
+
+
+def _plainer_ids(scenario: Scenario) -> Iterator[Scenario]:
+    """Requests numbered from 0 on."""
+    ids = {request.id: i for i, request in enumerate(scenario.requests)}
+
+    def renamed(step: Step) -> Step:
+        contexts = tuple(replace(c, request=None if c.request is None else ids[c.request]) for c in step.contexts)
+        rows = tuple(replace(g, request=None if g.request is None else ids[g.request]) for g in step.generations)
+        return replace(step, contexts=contexts, generations=rows, finish=tuple(ids[r] for r in step.finish))
+
+    requests = tuple(replace(request, id=ids[request.id]) for request in scenario.requests)
+    yield replace(scenario, requests=requests, steps=tuple(map(renamed, scenario.steps)))
+
+
+def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
+    for i, step in enumerate(scenario.steps):
+        if step.finish:
+            yield _with_step(scenario, i, replace(step, finish=()))
+        if step.phase is Phase.REPLAY:
+            yield _with_step(scenario, i, replace(step, phase=Phase.EAGER))
+        if step.fault is not None:
+            yield _with_step(scenario, i, replace(step, fault=None))
+            for occurrence in _below(step.fault.occurrence, 1):
+                yield _with_step(scenario, i, replace(step, fault=replace(step.fault, occurrence=occurrence)))
+
+
+def _smaller_draft_lens(scenario: Scenario) -> Iterator[Scenario]:
+    """In all steps and the configuration at once, then in each of them."""
+    config = scenario.config
+    for k in _below(config.max_draft_len, 1):
+        steps = tuple(replace(step, draft_len=min(step.draft_len, k)) for step in scenario.steps)
+        yield replace(scenario, config=replace(config, max_draft_len=k), steps=steps)
+    for i, step in enumerate(scenario.steps):
+        for k in _below(step.draft_len, config.traits.min_draft_len):
+            yield _with_step(scenario, i, replace(step, draft_len=k))
+
+
+def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
+    for i, request in enumerate(scenario.requests):
+        for length in _below(request.prompt_len, 1):
+            shorter = Request(id=request.id, prompt_len=length)
+            yield replace(scenario, requests=(*scenario.requests[:i], shorter, *scenario.requests[i + 1 :]))
+
+
+def _plainer_rows(scenario: Scenario) -> Iterator[Scenario]:
+    for i, step in enumerate(scenario.steps):
+        for j, context in enumerate(step.contexts):
+            for plain in _plainer_context(context):
+                rows = (*step.contexts[:j], plain, *step.contexts[j + 1 :])
+                yield _with_step(scenario, i, replace(step, contexts=rows))
+        for j, generation in enumerate(step.generations):
+            for row in _plainer_generation(generation):
+                yield _with_step(
+                    scenario, i, replace(step, generations=(*step.generations[:j], row, *step.generations[j + 1 :]))
+                )
+
+
+def _plainer_context(row: Context) -> Iterator[Context]:
+    for agree in _below(row.agree, 0):
+        yield replace(row, agree=agree)
+    for chunk in _below(row.chunk, 1):
+        yield replace(row, chunk=chunk)
+
+
+def _plainer_generation(row: Generation) -> Iterator[Generation]:
+    for agree in _below(row.agree, 0):
+        yield replace(row, agree=agree)
+    for past in _below(row.past, 0):
+        yield replace(row, past=past)
+    for accept in _below(row.accept, 1):
+        yield replace(row, accept=accept)
+
+
+def _below(value: int, low: int) -> list[int]:
+    """Values to try instead, the smallest first."""
+    return sorted({low, (low + value) // 2, value - 1} - {value}) if value > low else []
+
+
+EDITS: Final[tuple[Edit, ...]] = (
+    _fewer_steps,
+    _plainer_config,
+    _fewer_rows,
+    _smaller_graphs,
+    _plainer_steps,
+    _smaller_draft_lens,
+    _shorter_prompts,
+    _plainer_rows,
+    _plainer_ids,
+)
+"""What is tried, the largest gains first."""

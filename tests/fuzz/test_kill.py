@@ -1,0 +1,68 @@
+"""Killed at any moment, a campaign leaves a state that a later run can read, and no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fuzz import cli
+from fuzz.journal import read_case
+from fuzz.store import Store
+from fuzz.subject import read_subject
+
+ROOT = Path(__file__).parents[2]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, "waited for 30 s in vain"
+        time.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_kill_9_of_everything(processes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store()
+    arguments = ["--engine", "tests.fuzz.fakes:Slow", "--worker", "PARDWorker", "--workers", str(processes)]
+    command = [sys.executable, "-m", "fuzz", "fuzz", "--max-time", "60s", *arguments]
+    campaign = subprocess.Popen(command, cwd=ROOT)
+    running = lambda: [case for path in store.running.glob("*.json") if (case := read_case(path))]  # noqa: E731
+    wait_until(lambda: len(running()) == processes)
+    children = children_of(campaign.pid)
+    campaign.send_signal(signal.SIGKILL)
+    campaign.wait()
+    wait_until(lambda: not any(map(alive, children)))
+
+    left = [case.scenario for case in running()]
+    assert left
+    assert store.totals().unfinished == 1
+    # The next campaign says what was running, once.
+    again = ["run", *arguments[:4], "--max-cases", "1", "--invariant", "acceptance-in-range", "--json"]
+    cli.invoke(again)
+    interrupted = json.loads(capsys.readouterr().out)["interrupted"]
+    assert [read_subject(Path(path)).scenario for path in interrupted] == left
+    assert cli.invoke(["replay", interrupted[0], "--engine", "tests.fuzz.fakes:Sound"]) == 0
+    capsys.readouterr()
+    cli.invoke(again)
+    assert json.loads(capsys.readouterr().out)["interrupted"] == []
+    assert store.totals().campaigns == 3
+    assert os.listdir(store.running) == []
