@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from faults import INJECTORS, LINES, SEAMS, TORCH
 from scenarios import Config, Request, Scenario, Step, StepTrace, Trace
 
-SEAMS = "seams"
-TORCH = "torch"
-LINES = "lines"
-INJECTORS = (SEAMS, TORCH, LINES)
-"""Families of fault sites, by how they are reached: wrapped calls, torch functions, source lines."""
+__all__ = ["INJECTORS", "LINES", "SEAMS", "TORCH", "Engine", "Session", "run"]
 
 
 class Session(Protocol):
