@@ -13,7 +13,7 @@ from itertools import accumulate
 from reference.acceptance import accepted
 from reference.history import History, Text
 from scenarios.model import Config, Context, Generation, Step
-from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN, PRIME, choose, dummy_drafts, entry, term
+from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN, choose, dummy_drafts
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,8 @@ class Row:
     @cached_property
     def hidden(self) -> list[int]:
         """The target's hidden state at each token fed: the digest of all tokens up to it."""
-        digests = [self.text.digest(self.past)]
-        for position, token in zip(self.positions, self.tokens, strict=True):
-            digests.append((digests[-1] + term(position, entry(position, token))) % PRIME)
-        return digests[1:]
+        reading = self.text.reading(self.past)
+        return [reading.read(token) for token in self.tokens]
 
     @cached_property
     def choices(self) -> list[int]:
@@ -141,22 +139,26 @@ class Batch:
 def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Batch:
     """The batch of ``step`` for requests with these histories."""
     width = config.traits.tokens_per_gen_step(step.draft_len) - 1
-    rows = [_context(row, histories) for row in step.contexts]
-    rows += [_generation(row, step.draft_len, width, histories) for row in step.generations]
+    rows = [_context(row, config, histories) for row in step.contexts]
+    rows += [_generation(row, step.draft_len, width, config, histories) for row in step.generations]
     return Batch(rows, len(step.contexts), step.draft_len, width)
 
 
-def _context(row: Context, histories: Mapping[int, History]) -> Row:
-    history = History(Text([DUMMY_TOKEN] * row.chunk), row.chunk) if row.request is None else histories[row.request]
+def _context(row: Context, config: Config, histories: Mapping[int, History]) -> Row:
+    if row.request is None:
+        history = History(Text([DUMMY_TOKEN] * row.chunk, index_topk=config.index_topk), row.chunk)
+    else:
+        history = histories[row.request]
     past = history.past
     tokens = history.text.tokens(past, past + row.chunk)
     return Row(row.request, True, history.text, history.prompt_len, past, tokens, 0, row.agree)
 
 
-def _generation(row: Generation, draft_len: int, width: int, histories: Mapping[int, History]) -> Row:
+def _generation(row: Generation, draft_len: int, width: int, config: Config, histories: Mapping[int, History]) -> Row:
     if row.request is None:
-        text, prompt_len, past = Text([DUMMY_TOKEN], holes=row.past), row.past, row.past
-        drafts = dummy_drafts(past, draft_len, row.accept)
+        text = Text([DUMMY_TOKEN], holes=row.past, index_topk=config.index_topk)
+        prompt_len = past = row.past
+        drafts = dummy_drafts(past, draft_len, row.accept, config.index_topk)
     else:
         history = histories[row.request]
         text, prompt_len, past = history.text, history.prompt_len, history.past

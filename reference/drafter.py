@@ -3,6 +3,7 @@
 ``known`` counts the tokens that the drafter knows when it starts: all that are cached plus the next one. What it
 was given agrees with them, and where it was given nothing it sees the target's cache, so its digest is that of
 these tokens whatever the shift; a right hidden state adds up to the same digest and leaves the choice unchanged.
+A sparse drafter scores the same tokens at the same places as the target, so it selects what the target would.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference.history import History, Text
-from scenarios.tracer import EMPTY, PRIME, choose, disagree, entry, term
+from scenarios.tracer import EMPTY, choose, disagree, entry
 
 
 class Chain(NamedTuple):
@@ -24,11 +25,11 @@ def chain(text: Text, known: int, draft_len: int, agree: int) -> Chain:
     """Drafts of a loop that is fed its own drafts: each continues the known tokens and the drafts before it."""
     drafts: list[int] = []
     hidden: list[int] = []
-    digest = text.digest(known)
+    reading = text.reading(known)
     for depth in range(draft_len):
-        hidden.append(digest)
-        drafts.append(_draft(choose(digest), depth, agree))
-        digest = (digest + term(known + depth, entry(known + depth, drafts[-1]))) % PRIME
+        hidden.append(reading.digest)
+        drafts.append(_draft(choose(reading.digest), depth, agree))
+        reading.read(drafts[-1])
     return Chain(drafts, hidden)
 
 
@@ -45,7 +46,7 @@ def _draft(choice: int, depth: int, agree: int) -> int:
 def shifted_slots(history: History) -> list[int]:
     """Draft slots of a drafter with shift 1: each position holds the token of the next one."""
     past = history.past
-    return [entry(position, token) for position, token in enumerate(history.text.tokens(1, past + 1))]
+    return list(map(entry, range(past), history.text.tokens(1, past + 1)))
 
 
 def unshifted_slots(history: History) -> list[int]:

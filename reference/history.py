@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from scenarios.tracer import EMPTY, PAD_TOKEN, PRIME, choose, entry, term
+from reference.attention import Reading
+from scenarios.tracer import EMPTY, PAD_TOKEN, choose, entry
 
 
 class Text:
     """A prompt and its greedy continuation by the target, one token at a time, as far as it is asked for.
 
-    It depends on the prompt alone, hence on no draft, batch, chunk or draft length; what it has worked out it
-    keeps. Before the prompt of a dummy there are ``holes`` positions whose slots are EMPTY.
+    It depends on the prompt and on what the target attends to (``index_topk``, 0 for everything), hence on no
+    draft, batch, chunk or draft length; what it has worked out it keeps. Before the prompt of a dummy there are
+    ``holes`` positions whose slots are EMPTY.
     """
 
-    def __init__(self, prompt: Sequence[int], holes: int = 0) -> None:
+    def __init__(self, prompt: Sequence[int], *, holes: int = 0, index_topk: int = 0) -> None:
         self._tokens = [PAD_TOKEN] * holes + list(prompt)
+        self._reading = Reading(index_topk)
         self._slots: list[int] = []
         self._digests = [0]
         for _ in range(holes):
             self._cache(EMPTY)
 
     def _cache(self, slot: int) -> None:
-        n = len(self._slots)
         self._slots.append(slot)
-        self._digests.append((self._digests[n] + term(n, slot)) % PRIME)
+        self._digests.append(self._reading.see(slot))
 
     def _reach(self, length: int) -> None:
         """Work out the first ``length`` tokens, their slots and digests."""
@@ -49,10 +51,10 @@ class Text:
         self._reach(length)
         return self._slots[:length]
 
-    def digest(self, length: int) -> int:
-        """The target's digest of the first ``length`` tokens."""
+    def reading(self, length: int) -> Reading:
+        """The target after the first ``length`` tokens, to be led on by any others."""
         self._reach(length)
-        return self._digests[length]
+        return self._reading.fork(length, self._digests[length])
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class History:
 
     def after(self, turn: Turn) -> History:
         """The same request one turn later."""
-        return replace(self, turns=(*self.turns, turn))
+        return History(self.text, self.prompt_len, (*self.turns, turn))
 
     @property
     def started(self) -> bool:
