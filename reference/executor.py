@@ -8,7 +8,8 @@ from reference import attention_metadata, kv_cache
 from reference.attention_metadata import Fields
 from reference.batch import Batch, lay_out
 from reference.history import History, Text, Turn
-from reference.workers import WORKERS, Drafting, SpecWorker
+from reference.sparse_attention import derived
+from reference.workers import WORKERS, Drafting
 from scenarios.model import Config, FaultKind, Phase, Request, Scenario, Step
 from scenarios.trace import (
     ENTERED,
@@ -49,7 +50,7 @@ class Session:
     def add(self, request: Request) -> None:
         """Queue a request; it runs when a step names it."""
         prompt = [prompt_token(self._config.seed, request.id, i) for i in range(request.prompt_len)]
-        self._active[request.id] = History(Text(prompt), request.prompt_len)
+        self._active[request.id] = History(Text(prompt, index_topk=self._config.index_topk), request.prompt_len)
 
     def step(self, step: Step) -> StepTrace:
         """What the next step must show.
@@ -61,10 +62,11 @@ class Session:
         drafting = self._worker.draft(batch)
         after = self._active | self._turned(batch, drafting)
         phases = _phases(step, self._config)
-        substeps = [Substep(PREPARED, 0, phases[0], attention_metadata.prepared(batch, self._config))]
+        prepared = attention_metadata.prepared(batch, self._config) | derived(batch, self._config, updated=False)
+        substeps = [Substep(PREPARED, 0, phases[0], prepared)]
         for run, phase in enumerate(phases):
             substeps += [
-                Substep(name, run, phase, fields) for name, fields in _forward(batch, drafting, self._worker, phase)
+                Substep(name, run, phase, fields) for name, fields in self._forward(batch, drafting, run, phase)
             ]
         substeps.append(Substep(UPDATED, 0, phases[0], self._updated(batch, after)))
         outcome = "ok"
@@ -82,6 +84,23 @@ class Session:
     def trace(self) -> Trace:
         """Everything so far."""
         return Trace("reference", "cpu", tuple(self._steps))
+
+    def _forward(self, batch: Batch, drafting: Drafting, run: int, phase: str) -> Iterator[tuple[str, Fields]]:
+        """Sub-steps of one forward. A replay runs no Python of the worker, so nothing between its ends is seen."""
+        # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
+        # but only one token per row anyway).
+        updated = run > 0
+        yield ENTERED, attention_metadata.target(batch) | derived(batch, self._config, updated=updated)
+        saved = self._worker.saved_fields(phase) if batch.draft_len else []
+        if phase != "replay":
+            if batch.draft_len:
+                yield VERIFIED, attention_metadata.target(batch) | _acceptance(batch)
+                yield SAVED, attention_metadata.target(batch, saved=saved)
+            for i, call in enumerate(drafting.calls):
+                fields = attention_metadata.drafting(call, saved)
+                yield draft(i), fields | derived(call, self._config, updated=updated or call.updated)
+        kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
+        yield RESTORED, attention_metadata.restored(batch, kv_lens) | _outputs(batch, drafting)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later."""
@@ -103,13 +122,19 @@ class Session:
     def _updated(self, batch: Batch, after: Mapping[int, History]) -> Fields:
         generations = [row for row in batch.generations if row.request is not None]
         started = {i: history for i, history in after.items() if history.started}
-        return self._ledger(started) | {
+        fields = self._ledger(started) | self._caches(started)
+        return fields | {
             "emitted": {i: history.emitted for i, history in started.items()},
-            "target_kv": {i: history.text.slots(history.past) for i, history in started.items()},
-            "draft_kv": {i: self._worker.draft_slots(history) for i, history in started.items()},
             "py_rewind_len": {row.request: kv_cache.rewound(row, batch.width) for row in generations},
             "py_num_accepted_draft_tokens": {row.request: len(row.accepted) - 1 for row in generations},
         }
+
+    def _caches(self, histories: Mapping[int, History]) -> Fields:
+        """Contents of the caches. The indexer of a sparse backend is given each token that its model is given."""
+        target = {i: history.text.slots(history.past) for i, history in histories.items()}
+        drafter = {i: self._worker.draft_slots(history) for i, history in histories.items()}
+        indexer = {"target_indexer_kv": target, "draft_indexer_kv": drafter} if self._config.index_topk else {}
+        return {"target_kv": target, "draft_kv": drafter, **indexer}
 
     def _failed(self, batch: Batch, outcome: str) -> Fields:
         fields = attention_metadata.failed(batch)
@@ -142,20 +167,6 @@ def _phases(step: Step, config: Config) -> list[str]:
     if step.phase is Phase.CAPTURE:
         return ["graph_warmup"] * config.graph_warmup_runs + ["capture"]
     return ["replay" if step.phase is Phase.REPLAY else "eager"]
-
-
-def _forward(batch: Batch, drafting: Drafting, worker: SpecWorker, phase: str) -> Iterator[tuple[str, Fields]]:
-    """Sub-steps of one forward. A replay runs no Python of the worker, so nothing between its ends is seen."""
-    yield ENTERED, attention_metadata.target(batch)
-    saved = worker.saved_fields(phase) if batch.draft_len else []
-    if phase != "replay":
-        if batch.draft_len:
-            yield VERIFIED, attention_metadata.target(batch) | _acceptance(batch)
-            yield SAVED, attention_metadata.target(batch, saved=saved)
-        for i, call in enumerate(drafting.calls):
-            yield draft(i), attention_metadata.drafting(call, saved)
-    kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
-    yield RESTORED, attention_metadata.restored(batch, kv_lens) | _outputs(batch, drafting)
 
 
 def _acceptance(batch: Batch) -> Fields:

@@ -16,6 +16,7 @@ class DraftCall:
 
     input_ids, position_ids, hidden_states  per token fed; hidden states are None where the model takes none
     seq_lens, kv_lens, num_contexts         what the attention metadata says by then
+    updated                                 whether ``update_for_spec_dec`` has run before it
     """
 
     input_ids: list[int]
@@ -23,6 +24,7 @@ class DraftCall:
     seq_lens: list[int]
     kv_lens: list[int]
     num_contexts: int
+    updated: bool = False
     use_spec_decoding: bool = True
     hidden_states: list[int] | None = None
 

@@ -44,6 +44,7 @@ class LinearWorker(SpecWorker):
             seq_lens=[1] * len(batch.rows),
             kv_lens=[row.end + i for row in batch.rows],
             num_contexts=0,
+            updated=True,
             use_spec_decoding=False,
             hidden_states=[made.hidden[i - 1] for made in chains] if self.feeds_hidden_states else None,
         )

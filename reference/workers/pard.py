@@ -31,6 +31,7 @@ class PARDWorker(SpecWorker):
             seq_lens=batch.seq_lens,
             kv_lens=context_kv + [row.kv + 1 for row in batch.generations],
             num_contexts=batch.num_contexts,
+            updated=True,
         )
         drafts = [rollout(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.generations]
         return Drafting(
