@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 from scenarios import UsageError, closest
+
+EAGLE3: Final = "Eagle3OneModelWorker"
+MTP_EAGLE: Final = "MTPEagleWorker"
+DRAFT_TARGET: Final = "DraftTargetOneModelWorker"
+PARD: Final = "PARDWorker"
 
 
 class Patch:
@@ -26,12 +31,12 @@ class Patch:
 class Bug:
     """A seeded defect.
 
-    id         museum entry, then what tells its variants apart: ``TRT-01/PARDWorker``
+    id         museum entry, worker and, where there are several, variant: ``TRT-01/PARDWorker/restore-only``
     kind       K1..K14
-    worker     the worker that it is seeded in
+    worker     the worker that it is hunted in
     title      one sentence: what is wrong
     reference  public pull requests or issues
-    caught_by  slugs of the invariants that are expected to notice
+    caught_by  slugs of invariants that notice it in the smallest scenario that shows it
     apply      seeds it
     """
 
@@ -49,14 +54,23 @@ BUGS: dict[str, Bug] = {}
 
 
 def bug(
-    id: str, *, kind: str, worker: str, title: str, reference: str, caught_by: tuple[str, ...]
+    entry: str,
+    *,
+    kind: str,
+    workers: tuple[str, ...],
+    title: str,
+    reference: str,
+    caught_by: tuple[str, ...],
+    variant: str = "",
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    """Register the decorated function as the patch of a seeded defect."""
+    """Register the decorated function as the patch of a museum entry: one seeded defect per worker."""
 
     def register(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        if id in BUGS:
-            raise ValueError(f"museum: {id} is registered twice; give each variant its own id")
-        BUGS[id] = Bug(id, kind, worker, title, reference, caught_by, apply)
+        for worker in workers:
+            id = "/".join(filter(None, (entry, worker, variant)))
+            if id in BUGS:
+                raise ValueError(f"museum: {id} is registered twice; name a variant")
+            BUGS[id] = Bug(id, kind, worker, title, reference, caught_by, apply)
         return apply
 
     return register

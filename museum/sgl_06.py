@@ -1,0 +1,64 @@
+"""SGL-06: what is kept per row must be filtered and merged when requests leave and join; one field is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import DRAFT_TARGET, EAGLE3, PARD, Patch, bug
+
+_REFERENCE = "SGLang #18647, #12625"
+
+
+@bug(
+    "SGL-06",
+    kind="K6",
+    workers=(EAGLE3, PARD),
+    title="Drafts are kept by row, and the rows are not followed when requests leave and join",
+    reference=_REFERENCE,
+    caught_by=("drafts-carried-over", "acceptance-follows-agreement", "batch-equals-requests-alone"),
+)
+def drafts_by_row(patch: Patch) -> None:
+    from engines.portable.pyexecutor.py_executor import PyExecutor
+    from engines.portable.pyexecutor.sampler import SpecSampler
+
+    update, pad_draft_tokens = SpecSampler.update_requests, PyExecutor._pad_draft_tokens
+
+    def update_requests(self: Any, state: Any) -> None:
+        update(self, state)
+        self.drafts = [request.py_draft_tokens for request in state.scheduled_requests.all_requests()]
+
+    def _pad_draft_tokens(self: Any, iteration: Any) -> None:
+        for request, drafts in zip(iteration.batch.all_requests(), getattr(self.sampler, "drafts", ())):
+            request.py_draft_tokens = drafts
+        pad_draft_tokens(self, iteration)
+
+    patch(SpecSampler, "update_requests", update_requests)
+    patch(PyExecutor, "_pad_draft_tokens", _pad_draft_tokens)
+
+
+@bug(
+    "SGL-06",
+    kind="K6",
+    workers=(DRAFT_TARGET,),
+    variant="verified-id",
+    title="The last verified tokens are kept by row, and the rows are not followed when requests leave and join",
+    reference=_REFERENCE,
+    caught_by=("rows-belong-to-requests", "inputs-equal-reference", "row-order-does-not-matter"),
+)
+def verified_id_by_row(patch: Patch) -> None:
+    from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
+
+    flatten = PyTorchModelEngine._flatten
+
+    def _flatten(self: Any, scheduled_requests: Any) -> Any:
+        verified = [request.generated[-1:] for request in getattr(self, "last_batch", ())]
+        self.last_batch = scheduled_requests.all_requests()
+        rows = flatten(self, scheduled_requests)
+        begin = 0
+        for request, length, token in zip(self.last_batch, rows.sequence_lengths, verified):
+            if token and not request.is_context:
+                rows.input_ids[begin] = token[0]
+            begin += length
+        return rows
+
+    patch(PyTorchModelEngine, "_flatten", _flatten)

@@ -1,0 +1,129 @@
+"""TRT-01: a forward that fails leaves the long-lived attention metadata as its draft loop had it.
+
+General warm-up survives running out of memory, so the next forward finds a save that was never restored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, PARD, Patch, bug
+
+_REFERENCE = "TensorRT-LLM #16382, #16325, #16381"
+_LEAK = ("saved-state-empty", "restored-identity", "steps-complete", "next-step-equals-never-failed-twin")
+
+
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET),
+    title="A forward that fails does not restore what it saved of the attention metadata",
+    reference=_REFERENCE,
+    caught_by=(*_LEAK, "restored-layout"),
+)
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(PARD,),
+    title="A forward that fails neither restores what it saved nor takes its KV increment back",
+    reference=_REFERENCE,
+    caught_by=(*_LEAK, "kv-lens-balanced"),
+)
+def forward_without_cleanup(patch: Patch) -> None:
+    from engines.portable.speculative.interface import SpecWorkerBase
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._forward_impl(*args, **kwargs)
+
+    patch(SpecWorkerBase, "forward", forward)
+
+
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(DRAFT_TARGET,),
+    variant="override",
+    title="A worker is given a forward of its own after its class was made, past the guard of the template method",
+    reference=_REFERENCE,
+    caught_by=("forward-not-overridden", "saved-state-empty"),
+)
+def forward_assigned(patch: Patch) -> None:
+    from engines.portable.speculative.draft_target import DraftTargetOneModelWorker
+
+    patch(DraftTargetOneModelWorker, "forward", DraftTargetOneModelWorker._forward_impl)
+
+
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(PARD,),
+    variant="restore-only",
+    title="After a failure the saved tensors are restored, but the KV increment is not taken back",
+    reference=_REFERENCE,
+    caught_by=("kv-lens-balanced",),
+)
+def rewind_lost(patch: Patch) -> None:
+    from engines.portable.speculative.interface import SpecWorkerBase
+    from engines.portable.speculative.pard import PARDWorker
+
+    patch(PARDWorker, "_ensure_spec_dec_state_restored", SpecWorkerBase._ensure_spec_dec_state_restored)
+
+
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(PARD,),
+    variant="rewind-only",
+    title="After a failure the KV increment is taken back, but the saved tensors are not restored",
+    reference=_REFERENCE,
+    caught_by=_LEAK,
+)
+def restore_lost(patch: Patch) -> None:
+    from engines.portable.speculative.pard import PARDWorker
+
+    def _ensure_spec_dec_state_restored(self: Any, attn_metadata: Any, spec_metadata: Any) -> None:
+        if self._kv_rewind_pending:
+            self._apply_kv_rewind_after_draft(attn_metadata)
+
+    patch(PARDWorker, "_ensure_spec_dec_state_restored", _ensure_spec_dec_state_restored)
+
+
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(PARD,),
+    variant="rewind-restored",
+    title="In graph warm-up, where the KV lengths themselves are saved, the rewind is applied to the restored ones too",
+    reference=_REFERENCE,
+    caught_by=("kv-lens-balanced", "kv-lens-equals-reference"),
+)
+def rewind_of_restored_lengths(patch: Patch) -> None:
+    from engines.portable.speculative.pard import PARDWorker
+
+    def _apply_kv_rewind_after_draft(self: Any, attn_metadata: Any) -> None:
+        attn_metadata.kv_lens_cuda[self._kv_rewind_nc : self._kv_rewind_bs].sub_(self._kv_rewind_amount)
+        self._kv_rewind_pending = False
+
+    patch(PARDWorker, "_apply_kv_rewind_after_draft", _apply_kv_rewind_after_draft)
+
+
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(PARD,),
+    variant="rewind-twice",
+    title="The rewind stays pending once it is applied, and the cleanup applies it again",
+    reference=_REFERENCE,
+    caught_by=("kv-lens-balanced", "kv-lens-equals-reference"),
+)
+def rewind_twice(patch: Patch) -> None:
+    from engines.portable.speculative.pard import PARDWorker
+
+    apply_kv_rewind_after_draft = PARDWorker._apply_kv_rewind_after_draft
+
+    def _apply_kv_rewind_after_draft(self: Any, attn_metadata: Any) -> None:
+        pending = self._kv_rewind_pending
+        apply_kv_rewind_after_draft(self, attn_metadata)
+        self._kv_rewind_pending = pending
+
+    patch(PARDWorker, "_apply_kv_rewind_after_draft", _apply_kv_rewind_after_draft)

@@ -1,0 +1,48 @@
+"""TRT-06: what the draft loop writes is more than what it saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
+
+_REFERENCE = "TensorRT-LLM #7100"
+
+
+@bug(
+    "TRT-06",
+    kind="K2",
+    workers=(EAGLE3,),
+    title="After the draft loop only the sequence lengths are restored; counts and request types stay",
+    reference=_REFERENCE,
+    caught_by=("restored-layout", "derived-counters-consistent", "layout-equals-reference"),
+)
+def lengths_only(patch: Patch) -> None:
+    from engines.portable.speculative.interface import SpecWorkerBase
+
+    def _restore_attn_metadata_from_spec_dec(self: Any, attn_metadata: Any) -> None:
+        attn_metadata.restore_from_spec_dec()
+        self._spec_dec_attn_metadata = None
+
+    patch(SpecWorkerBase, "_restore_attn_metadata_from_spec_dec", _restore_attn_metadata_from_spec_dec)
+
+
+@bug(
+    "TRT-06",
+    kind="K2",
+    workers=(MTP_EAGLE,),
+    variant="request-types",
+    title="After the draft loop the request types say that every row is a generation",
+    reference=_REFERENCE,
+    caught_by=("restored-layout", "request-types-match-layout"),
+)
+def request_types_stay(patch: Patch) -> None:
+    from engines.portable.speculative.interface import SpecWorkerBase
+
+    def _restore_attn_metadata_from_spec_dec(self: Any, attn_metadata: Any) -> None:
+        attn_metadata._num_contexts = self._saved_num_contexts
+        attn_metadata.restore_from_spec_dec()
+        attn_metadata.on_update()
+        self._spec_dec_attn_metadata = None
+
+    patch(SpecWorkerBase, "_restore_attn_metadata_from_spec_dec", _restore_attn_metadata_from_spec_dec)

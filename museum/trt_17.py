@@ -1,0 +1,24 @@
+"""TRT-17: running totals of the lengths are built once and serve all layers, until a hook says that they are stale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import EAGLE3, PARD, Patch, bug
+
+
+@bug(
+    "TRT-17",
+    kind="K1",
+    workers=(EAGLE3, PARD),
+    title="The running totals of the lengths are not rebuilt when a draft loop changes lengths and layout",
+    reference="TensorRT-LLM #12161",
+    caught_by=("drafts-equal-reference", "acceptance-follows-agreement", "oracle-drafter-accepts-all"),
+)
+def totals_survive_the_hook(patch: Patch) -> None:
+    from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+
+    def update_for_spec_dec(self: Any) -> None:
+        pass
+
+    patch(TrtllmAttentionMetadata, "update_for_spec_dec", update_for_spec_dec)

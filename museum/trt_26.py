@@ -1,0 +1,50 @@
+"""TRT-26: of the rows that a generation verifies, the last one is rarely the last that is accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import DRAFT_TARGET, EAGLE3, PARD, Patch, bug
+
+_TITLE = "Drafting goes on from the last row of a generation instead of the last accepted one"
+_REFERENCE = "TensorRT-LLM #15806"
+
+
+@bug(
+    "TRT-26",
+    kind="K6",
+    workers=(EAGLE3, DRAFT_TARGET),
+    title=_TITLE,
+    reference=_REFERENCE,
+    caught_by=("inputs-equal-reference", "drafts-equal-reference", "acceptance-follows-agreement"),
+)
+def last_row(patch: Patch) -> None:
+    from engines.portable.speculative.linear import LinearSpecWorker
+
+    first_gather_ids = LinearSpecWorker._first_gather_ids
+
+    def _first_gather_ids(self: Any, num_accepted: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
+        rows = num_accepted.new_full(num_accepted.shape, spec_metadata.runtime_draft_len + 1)
+        return first_gather_ids(self, rows, attn_metadata, spec_metadata)
+
+    patch(LinearSpecWorker, "_first_gather_ids", _first_gather_ids)
+
+
+@bug(
+    "TRT-26",
+    kind="K6",
+    workers=(PARD,),
+    title=_TITLE,
+    reference=_REFERENCE,
+    caught_by=("drafts-equal-reference", "acceptance-follows-agreement", "oracle-drafter-accepts-all"),
+)
+def last_parallel_row(patch: Patch) -> None:
+    from engines.portable.speculative.pard import PARDWorker
+
+    draft_rows = PARDWorker._draft_rows
+
+    def _draft_rows(self: Any, num_accepted: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
+        rows = num_accepted.new_full(num_accepted.shape, spec_metadata.runtime_draft_len + 1)
+        return draft_rows(self, rows, attn_metadata, spec_metadata)
+
+    patch(PARDWorker, "_draft_rows", _draft_rows)

@@ -1,0 +1,32 @@
+"""TRT-36: this step's accepted count is set against the drafts of the next one, which took their place meanwhile.
+
+Upstream's victim was a metric. Here it is the rewind as well, as both are computed from the same two numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import PARD, Patch, bug
+
+
+@bug(
+    "TRT-36",
+    kind="K3",
+    workers=(PARD,),
+    title="What was not accepted is counted against the next step's drafts",
+    reference="TensorRT-LLM #17082",
+    caught_by=("acceptance-in-range", "kv-ledger-equals-reference"),
+)
+def counted_after_replacement(patch: Patch) -> None:
+    from engines.portable.pyexecutor.sampler import SpecSampler
+
+    update = SpecSampler.update_requests
+
+    def update_requests(self: Any, state: Any) -> None:
+        drafts = state.next_draft_tokens[:, : state.runtime_draft_len].tolist()
+        for request, made in zip(state.scheduled_requests.all_requests(), drafts):
+            request.py_draft_tokens = made
+        update(self, state)
+
+    patch(SpecSampler, "update_requests", update_requests)

@@ -1,0 +1,34 @@
+"""TRT-70: a step with draft length 0 skips the drafter altogether, which leaves a hole in the drafter's cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
+
+
+@bug(
+    "TRT-70",
+    kind="K8",
+    workers=(EAGLE3, MTP_EAGLE),
+    title="The drafter is not given the tokens of a step with draft length 0",
+    reference="TensorRT-LLM #16888",
+    caught_by=("substeps-in-order", "kv-content-equals-reference"),
+)
+def ingestion_skipped(patch: Patch) -> None:
+    from engines.portable.speculative.linear import LinearSpecWorker
+
+    def skip_drafting(
+        self: Any,
+        input_ids: Any,
+        position_ids: Any,
+        hidden_states: Any,
+        logits: Any,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
+    ) -> Any:
+        tokens = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
+        return self._outputs(logits, tokens, tokens.new_ones(len(tokens)), tokens[:, :0])
+
+    patch(LinearSpecWorker, "skip_drafting", skip_drafting)

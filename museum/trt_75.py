@@ -1,0 +1,35 @@
+"""TRT-75: the choice of the graph and the preparation of its inputs disagree about the draft length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import EAGLE3, Patch, bug
+
+
+@bug(
+    "TRT-75",
+    kind="K8",
+    workers=(EAGLE3,),
+    title="A graph is chosen by batch size, with a smaller draft length than the inputs have",
+    reference="TensorRT-LLM #16746",
+    caught_by=("layout-equals-reference", "gather-ids-match-layout", "replay-equals-eager"),
+)
+def graph_of_another_length(patch: Patch) -> None:
+    from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+
+    get_graph_metadata, replay_graph = CUDAGraphRunner.get_graph_metadata, CUDAGraphRunner.replay
+
+    def shortest(self: Any, key: tuple[int, int]) -> tuple[int, int]:
+        return min(((size, length) for size, length in self.graphs if size == key[0]), default=key)
+
+    def metadata(self: Any, key: tuple[int, int], attn_metadata: Any, spec_metadata: Any) -> Any:
+        # A graph that is to be captured is not there yet.
+        chosen = shortest(self, key) if key in self.graphs else key
+        return get_graph_metadata(self, chosen, attn_metadata, spec_metadata)
+
+    def replay(self: Any, key: tuple[int, int], inputs: Any) -> Any:
+        return replay_graph(self, shortest(self, key), inputs)
+
+    patch(CUDAGraphRunner, "get_graph_metadata", metadata)
+    patch(CUDAGraphRunner, "replay", replay)

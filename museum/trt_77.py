@@ -1,0 +1,53 @@
+"""TRT-77: a count of accepted tokens includes the target's own on one path and not on the other.
+
+Upstream's was a count that a debugging variable forces; here it is the real one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
+
+_REFERENCE = "TensorRT-LLM #9608"
+
+
+@bug(
+    "TRT-77",
+    kind="K8",
+    workers=(EAGLE3,),
+    title="A request counts the target's own token among its accepted drafts",
+    reference=_REFERENCE,
+    caught_by=("acceptance-in-range", "acceptance-follows-agreement", "kv-ledger-equals-reference"),
+)
+def counted_as_draft(patch: Patch) -> None:
+    from engines.portable.pyexecutor.sampler import SpecSampler
+
+    def _update_generation(self: Any, request: Any, tokens: list[int]) -> None:
+        width = len(request.py_draft_tokens)
+        request.generated.extend(tokens)
+        request.py_num_accepted_draft_tokens = len(tokens)
+        request.py_rewind_len = width - request.py_num_accepted_draft_tokens
+
+    patch(SpecSampler, "_update_generation", _update_generation)
+
+
+@bug(
+    "TRT-77",
+    kind="K8",
+    workers=(MTP_EAGLE,),
+    variant="worker",
+    title="The worker takes its count of accepted tokens for one of drafts and feeds on one token too late",
+    reference=_REFERENCE,
+    caught_by=("new-tokens-plumbed", "drafts-equal-reference"),
+)
+def taken_for_drafts(patch: Patch) -> None:
+    from engines.portable.speculative.interface import SpecWorkerBase
+
+    next_new_tokens = SpecWorkerBase._prepare_next_new_tokens
+
+    def _prepare_next_new_tokens(self: Any, accepted_tokens: Any, num_accepted: Any, drafts: Any) -> Any:
+        beyond = (num_accepted + 1).clamp(max=accepted_tokens.shape[1])
+        return next_new_tokens(self, accepted_tokens, beyond, drafts)
+
+    patch(SpecWorkerBase, "_prepare_next_new_tokens", _prepare_next_new_tokens)

@@ -1,0 +1,24 @@
+"""TRT-94: the drafter is fed the prompt shifted by one, so a chunk needs the prompt token that follows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, Patch, bug
+
+
+@bug(
+    "TRT-94",
+    kind="K12",
+    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET),
+    title="A chunk that is not the last is shifted with the sampled token instead of the next prompt token",
+    reference="TensorRT-LLM #18295",
+    caught_by=("inputs-equal-reference", "kv-content-equals-reference", "chunked-equals-one-shot"),
+)
+def no_look_ahead(patch: Patch) -> None:
+    from engines.portable.speculative.interface import SpecMetadata
+
+    def populate_context_prompt_lookahead(self: Any, context_requests: Any) -> None:
+        pass
+
+    patch(SpecMetadata, "populate_context_prompt_lookahead", populate_context_prompt_lookahead)

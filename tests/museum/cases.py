@@ -1,0 +1,256 @@
+"""The smallest scenario that shows each seeded defect, written by hand: museum entry and variant -> scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from museum import Bug
+from scenarios import (
+    WORKERS,
+    Config,
+    Context,
+    Fault,
+    FaultKind,
+    Generation,
+    Phase,
+    Request,
+    Scenario,
+    Step,
+    check,
+)
+
+K: Final = 3
+DUMMY: Final = Generation(request=None, past=3, accept=4)
+
+
+def _scenario(worker: str, *steps: Step, prompts: tuple[int, ...] = (), **config: Any) -> Scenario:
+    requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(prompts))
+    return check(Scenario(config=Config(worker=worker, max_draft_len=K, **config), requests=requests, steps=steps))
+
+
+def _fills(worker: str, request: int, chunk: int, agree: int = 0) -> Context:
+    """A context; a drafter that drafts nothing for contexts is not asked to agree."""
+    return Context(request=request, chunk=chunk, agree=agree if WORKERS[worker].drafts_for_contexts else 0)
+
+
+def out_of_memory(worker: str) -> Scenario:
+    """General warm-up fails in the draft loop, and a request is served."""
+    fault = Fault(site="draft_model.forward", occurrence=1 if WORKERS[worker].parallel else 2, kind=FaultKind.OOM)
+    dummies = (Context(request=None, chunk=5),)
+    return _scenario(
+        worker,
+        Step(phase=Phase.WARMUP, draft_len=K, contexts=dummies, generations=(DUMMY,), fault=fault),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 2),)),
+        prompts=(2,),
+    )
+
+
+def warm_up(worker: str) -> Scenario:
+    """A general warm-up of one generation."""
+    return _scenario(worker, Step(phase=Phase.WARMUP, draft_len=K, generations=(DUMMY,)))
+
+
+def capture(worker: str) -> Scenario:
+    """A graph is warmed up twice and captured."""
+    return _scenario(worker, Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)), tokens_per_block=1)
+
+
+def capture_fails(worker: str) -> Scenario:
+    """A graph cannot be captured."""
+    fault = Fault(site="target_model.forward", occurrence=1, kind=FaultKind.OOM)
+    return _scenario(worker, Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,), fault=fault))
+
+
+def prompt(worker: str) -> Scenario:
+    """A prompt at once."""
+    return _scenario(worker, Step(draft_len=K, contexts=(_fills(worker, 0, 2),)), prompts=(2,))
+
+
+def generate(worker: str) -> Scenario:
+    """A prompt, then two steps of which the last accepts what it can."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
+        Step(draft_len=K, generations=(Generation(request=0, agree=K),)),
+        Step(draft_len=K, generations=(Generation(request=0),)),
+        prompts=(5,),
+    )
+
+
+def mixed(worker: str) -> Scenario:
+    """A second prompt beside the generation of the first; then both generate, the other way round."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
+        Step(draft_len=K, contexts=(_fills(worker, 1, 2),), generations=(Generation(request=0, agree=K),)),
+        Step(draft_len=K, generations=(Generation(request=0, agree=K), Generation(request=1, agree=1))),
+        Step(draft_len=K, generations=(Generation(request=1), Generation(request=0))),
+        prompts=(5, 2),
+    )
+
+
+def chunked(worker: str) -> Scenario:
+    """A prompt in two chunks, the first of them ahead of another request."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 2), _fills(worker, 1, 3))),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 3),), generations=(Generation(request=1),)),
+        prompts=(5, 3),
+    )
+
+
+def no_drafts_between(worker: str) -> Scenario:
+    """A step without drafts between two that have some."""
+    return _scenario(
+        worker,
+        Step(draft_len=0, contexts=(_fills(worker, 0, 5),)),
+        Step(draft_len=0, generations=(Generation(request=0),)),
+        Step(draft_len=K, generations=(Generation(request=0, agree=K),)),
+        Step(draft_len=K, generations=(Generation(request=0),)),
+        prompts=(5,),
+    )
+
+
+def replayed(worker: str) -> Scenario:
+    """A graph is captured and replayed twice for a longer request."""
+    again = Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=0, agree=K),))
+    return _scenario(
+        worker,
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 9, K),)),
+        again,
+        again,
+        prompts=(9,),
+    )
+
+
+def replayed_without_drafts(worker: str) -> Scenario:
+    """The same with draft length 0."""
+    return _scenario(
+        worker,
+        Step(phase=Phase.CAPTURE, draft_len=0, generations=(Generation(request=None),)),
+        Step(draft_len=0, contexts=(_fills(worker, 0, 9),)),
+        Step(phase=Phase.REPLAY, draft_len=0, generations=(Generation(request=0),)),
+        prompts=(9,),
+    )
+
+
+def two_graphs(worker: str) -> Scenario:
+    """Graphs of one batch size and two draft lengths; the longer one is replayed."""
+    return _scenario(
+        worker,
+        Step(phase=Phase.CAPTURE, draft_len=0, generations=(Generation(request=None),)),
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5, K),)),
+        Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=0),)),
+        prompts=(5,),
+    )
+
+
+def at_the_limit(worker: str) -> Scenario:
+    """The longest prompt that max_seq_len admits."""
+    longest = 16 - Config(worker=worker, max_draft_len=K).num_extra_kv_tokens
+    step = Step(draft_len=K, contexts=(_fills(worker, 0, longest),))
+    return _scenario(worker, step, prompts=(longest,), max_seq_len=16)
+
+
+def long_prompt(worker: str) -> Scenario:
+    """A prompt of twenty tokens, then a step that verifies its drafts."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 20, K),)),
+        Step(draft_len=K, generations=(Generation(request=0),)),
+        prompts=(20,),
+    )
+
+
+def one_page_each(worker: str) -> Scenario:
+    """Pages of one token: whatever is rewound crosses a boundary."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
+        Step(draft_len=K, generations=(Generation(request=0),)),
+        Step(draft_len=K, generations=(Generation(request=0),)),
+        prompts=(5,),
+        tokens_per_block=1,
+    )
+
+
+def warm_up_and_serve(worker: str) -> Scenario:
+    """A general warm-up that rewinds pages, then a prompt."""
+    return _scenario(
+        worker,
+        Step(phase=Phase.WARMUP, draft_len=K, generations=(Generation(request=None, past=3),)),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 2),)),
+        prompts=(2,),
+        tokens_per_block=1,
+    )
+
+
+def finishing(worker: str) -> Scenario:
+    """A request ends with drafts that were not accepted."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 2),)),
+        Step(draft_len=K, generations=(Generation(request=0),), finish=(0,)),
+        prompts=(2,),
+    )
+
+
+SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
+    # A worker is named where it needs a scenario of its own.
+    "SGL-01": warm_up_and_serve,
+    "SGL-06": mixed,
+    "SGL-06/verified-id": mixed,
+    "SGL-10": replayed,
+    "TRT-01": out_of_memory,
+    "TRT-01/override": out_of_memory,
+    "TRT-01/restore-only": out_of_memory,
+    "TRT-01/rewind-only": out_of_memory,
+    "TRT-01/rewind-restored": capture,
+    "TRT-01/rewind-twice": warm_up,
+    "TRT-03": prompt,
+    "TRT-04": capture,
+    "TRT-06": prompt,
+    "TRT-06/request-types": prompt,
+    "TRT-09": replayed,
+    "TRT-17": generate,
+    "TRT-19": prompt,
+    "TRT-23": generate,
+    "TRT-24": chunked,
+    "TRT-25": mixed,
+    "TRT-26": generate,
+    "TRT-27": mixed,
+    "TRT-32": prompt,
+    "TRT-33": prompt,
+    "TRT-35": finishing,
+    "TRT-36": generate,
+    "TRT-39": generate,
+    "TRT-40": capture_fails,
+    "TRT-41": prompt,
+    "TRT-42": at_the_limit,
+    "TRT-45": one_page_each,
+    "TRT-70": no_drafts_between,
+    "TRT-73": no_drafts_between,
+    "TRT-75": two_graphs,
+    "TRT-77": generate,
+    "TRT-77/worker": generate,
+    "TRT-85": replayed,
+    "TRT-93": prompt,
+    "TRT-94": chunked,
+    "VLL-02": generate,
+    "VLL-11": replayed,
+    "VLL-11/Eagle3OneModelWorker": replayed_without_drafts,
+    "VLL-12": replayed,
+    "VLL-13": long_prompt,
+    "VLL-22": no_drafts_between,
+    "VLL-23": generate,
+}
+
+
+def scenario_of(bug: Bug) -> Scenario:
+    """The scenario of a defect, for the worker that it is hunted in."""
+    entry, worker, *variant = bug.id.split("/")
+    make = SCENARIOS.get(bug.id) or SCENARIOS["/".join((entry, *variant))]
+    return make(worker)

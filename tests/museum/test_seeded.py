@@ -1,0 +1,77 @@
+"""Each defect is seeded, noticed by the invariants that it names, and taken out again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.base import run
+from invariants import Verdict, all_invariants, verify
+from museum import BUGS, Bug, seeded
+from scenarios import Scenario, scenario_from_json
+from tests.museum.cases import scenario_of
+
+pytest.importorskip("torch", reason="the portable engine needs torch")
+
+from engines.portable import PortableEngine
+
+RUN = partial(run, PortableEngine())
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.json"))
+UNSEEN = {
+    "run-complete": "an engine that stops early and fails nothing: no public bug did; a process that dies is another",
+}
+"""Invariants that no seeded defect violates, and why."""
+
+
+@cache
+def clean(scenario: Scenario) -> Verdict:
+    return verify(scenario, RUN)
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.id)
+def test_each_is_noticed_in_its_scenario_and_nothing_is_without_it(bug: Bug) -> None:
+    scenario = scenario_of(bug)
+    assert scenario.config.worker == bug.worker
+    assert clean(scenario).violations == ()
+    with seeded(bug.id):
+        noticed = {violation.invariant for violation in verify(scenario, RUN, only=bug.caught_by).violations}
+    assert noticed == set(bug.caught_by)
+
+
+def test_every_invariant_notices_some_real_bug() -> None:
+    noticed = {slug for bug in BUGS.values() for slug in bug.caught_by}
+    assert {i.slug for i in all_invariants()} - noticed == set(UNSEEN)
+
+
+def _engine() -> dict[Any, Any]:
+    """Every attribute of the portable engine's modules and classes."""
+    modules = {name: vars(module) for name, module in sys.modules.items() if name.startswith("engines.")}
+    classes = {value for names in modules.values() for value in names.values() if isinstance(value, type)}
+    owners = {**modules, **{c: vars(c) for c in classes if c.__module__.startswith("engines.")}}
+    return {(owner, name): value for owner, names in owners.items() for name, value in names.items()}
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.id)
+def test_each_is_taken_out_completely(bug: Bug) -> None:
+    before = _engine()
+    with seeded(bug.id):
+        within = _engine()
+    after = _engine()
+    assert before.keys() == after.keys()
+    assert [key for key, value in before.items() if after[key] is not value] == []
+    assert [key for key, value in within.items() if before.get(key) is not value] != []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_holds_and_fails_with_its_bug(path: Path) -> None:
+    example = json.loads(path.read_text())
+    scenario, bug = scenario_from_json(example["scenario"]), BUGS[example["bug"]]
+    assert clean(scenario).violations == ()
+    with seeded(bug.id):
+        noticed = {violation.invariant for violation in verify(scenario, RUN).violations}
+    assert noticed & set(bug.caught_by)
