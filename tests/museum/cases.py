@@ -165,6 +165,17 @@ def long_prompt(worker: str) -> Scenario:
     )
 
 
+def full_pages(worker: str) -> Scenario:
+    """A prompt of nine pages of one token, and what follows it."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 9),)),
+        Step(draft_len=K, generations=(Generation(request=0),)),
+        prompts=(9,),
+        tokens_per_block=1,
+    )
+
+
 def one_page_each(worker: str) -> Scenario:
     """Pages of one token: whatever is rewound crosses a boundary."""
     return _scenario(
@@ -237,6 +248,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-77": generate,
     "TRT-77/worker": generate,
     "TRT-85": replayed,
+    "TRT-88": replayed,
     "TRT-93": prompt,
     "TRT-94": chunked,
     "VLL-02": generate,
@@ -244,6 +256,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "VLL-11/Eagle3OneModelWorker": replayed_without_drafts,
     "VLL-12": replayed,
     "VLL-13": long_prompt,
+    "VLL-20": full_pages,
     "VLL-22": no_drafts_between,
     "VLL-23": generate,
 }
