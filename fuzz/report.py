@@ -217,12 +217,15 @@ def place(violation: Violation) -> str:
 
 
 def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> Iterator[str]:
-    """Columns: the first one to the left, numbers to the right."""
-    cells = [tuple(map(str, row)) for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    for row in cells:
-        first, *rest = (cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths)))
-        yield "  ".join((first, *rest)).rstrip()
+    """Columns, with numbers to the right."""
+    lines = [tuple(map(str, row)) for row in (head, *rows)]
+    columns = []
+    for column in zip(*lines):
+        width = max(map(len, column))
+        numbers = all(cell[:1].isdigit() or cell == "-" for cell in column[1:])
+        columns.append([cell.rjust(width) if numbers else cell.ljust(width) for cell in column])
+    for line in zip(*columns):
+        yield "  ".join(line).rstrip()
 
 
 def _count(number: int, noun: str) -> str:

@@ -99,18 +99,18 @@ def test_every_mistake_gets_one_line(
 
 
 def test_a_run_of_a_sound_engine(capsys: Capture) -> None:
-    arguments = ["run", *fake("Sound"), "--invariant", "output-lossless", "--max-cases", "40"]
+    arguments = ["run", *fake("Sound"), "--invariant", "output-lossless", "--max-cases", "16"]
     assert cli.invoke([*arguments, "--workers", "1"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out.splitlines()[0].startswith("tests.fuzz.fakes:Sound on cpu, seed 0, ")
-    assert out.splitlines()[1].startswith("40 scenarios, ")
+    assert out.splitlines()[1].startswith("16 scenarios, ")
     assert out.endswith("\nnothing found\n")
-    assert all(re.search(rf"^{worker} +10 ", out, re.MULTILINE) for worker in WORKERS)
+    assert all(re.search(rf"^{worker} +4 ", out, re.MULTILINE) for worker in WORKERS)
     # Two processes do the same.
     assert cli.invoke([*arguments, "--workers", "2", "--json"]) == 0
     found = document(capsys)
-    assert found["cases"] == 40
+    assert found["cases"] == 16
     assert f"faults fired {found['faults']['fired']}/{found['faults']['planned']}" in out
     assert set(found["workers"]) == set(WORKERS)
     assert found["invariants"]["output-lossless"]["reached"] > 0
@@ -160,7 +160,7 @@ def test_a_campaign_ends_with_its_time(capsys: Capture) -> None:
     arguments = ["fuzz", "--max-time", "1s", *fake("Sound"), "--invariant", "output-lossless", "--workers", "2"]
     assert cli.invoke([*arguments, "--json"]) == 0
     found = document(capsys)
-    assert 1 < found["seconds"] < 8
+    assert 1 < found["seconds"] < 30
     assert all(worker["cases"] > 0 for worker in found["workers"].values())
     assert found["seed"] > 0
 

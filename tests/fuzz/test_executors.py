@@ -112,9 +112,9 @@ def test_a_process_that_is_killed_from_outside_is_reported_with_its_case(running
 
 
 def test_a_process_that_hangs_is_killed(running: Path) -> None:
-    events = list(Spawned(1, running, stall=0.5).execute(Queue(unit("Hanging"))))
+    events = list(Spawned(1, running, stall=2.0).execute(Queue(unit("Hanging"))))
     (found,) = (event for event in events if isinstance(event, FindingFound))
-    assert "gave no sign of life for 0.5 s" in found.finding.violation.message
+    assert "gave no sign of life for 2 s" in found.finding.violation.message
 
 
 def test_a_process_that_dies_before_its_first_case_is_an_error_of_the_suite(running: Path) -> None:

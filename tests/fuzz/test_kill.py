@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fuzz import cli
-from fuzz.journal import read_case
+from fuzz.journal import Case, read_case
 from fuzz.store import Store
 from fuzz.subject import read_subject
 
@@ -45,7 +45,10 @@ def test_kill_9_of_everything(processes: int, capsys: pytest.CaptureFixture[str]
     arguments = ["--engine", "tests.fuzz.fakes:Slow", "--worker", "PARDWorker", "--workers", str(processes)]
     command = [sys.executable, "-m", "fuzz", "fuzz", "--max-time", "60s", *arguments]
     campaign = subprocess.Popen(command, cwd=ROOT)
-    running = lambda: [case for path in store.running.glob("*.json") if (case := read_case(path))]  # noqa: E731
+
+    def running() -> list[Case]:
+        return [case for path in sorted(store.running.glob("*.json")) if (case := read_case(path))]
+
     wait_until(lambda: len(running()) == processes)
     children = children_of(campaign.pid)
     campaign.send_signal(signal.SIGKILL)
