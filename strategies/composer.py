@@ -114,30 +114,30 @@ class Composer:
         return self._draw_served(draw, draft_len, replay=phase is Phase.REPLAY)
 
     def _draw_served(self, draw: st.DrawFn, draft_len: int, *, replay: bool) -> Step:
-        size = 0
+        sizes: tuple[int, ...] = ()
         if replay:
-            size, draft_len = self._draw_graph(draw, draft_len)
-        layout = self._draw_layout(draw, draft_len, size)
+            draft_len, sizes = self._nearest_graphs(draft_len)
+        layout = self._draw_layout(draw, draft_len, sizes)
         if not layout.contexts and not layout.generations:
-            size, draft_len = 0, self.schedule.config.traits.min_draft_len
-            layout = self._draw_layout(draw, draft_len, size)
-        # Generations that fit one by one need not fit together.
-        complete = replay and len(layout.generations) == size > 0
+            draft_len, sizes = self.schedule.config.traits.min_draft_len, ()
+            layout = self._draw_layout(draw, draft_len, sizes)
+        # Generations that fit one by one need not fit together, so there may be fewer than a graph has.
+        replayed = not layout.contexts and len(layout.generations) in sizes
         return Step(
-            phase=Phase.REPLAY if complete else Phase.EAGER,
+            phase=Phase.REPLAY if replayed else Phase.EAGER,
             draft_len=draft_len,
             contexts=layout.contexts,
             generations=layout.generations,
         )
 
-    def _draw_graph(self, draw: st.DrawFn, draft_len: int) -> tuple[int, int]:
-        """(batch size, draft length) of a graph that could be replayed, of those nearest to ``draft_len``."""
-        possible = [g for g in self.schedule.graphs if g[0] <= len(self.schedule.generating)]
-        nearest = min(abs(k - draft_len) for _, k in possible)
-        return choose(draw, sorted(g for g in possible if abs(g[1] - draft_len) == nearest))
+    def _nearest_graphs(self, draft_len: int) -> tuple[int, tuple[int, ...]]:
+        """The draft length nearest to ``draft_len`` for which graphs could be replayed, and their batch sizes."""
+        possible = [g for g in sorted(self.schedule.graphs) if g[0] <= len(self.schedule.generating)]
+        nearest = min((k for _, k in possible), key=lambda k: abs(k - draft_len))
+        return nearest, tuple(size for size, k in possible if k == nearest)
 
-    def _draw_layout(self, draw: st.DrawFn, draft_len: int, replay: int) -> Layout:
-        return draw_layout(draw, self.schedule, draft_len, arrive=lambda most: self._arrive(draw, most), replay=replay)
+    def _draw_layout(self, draw: st.DrawFn, draft_len: int, sizes: tuple[int, ...]) -> Layout:
+        return draw_layout(draw, self.schedule, draft_len, arrive=lambda most: self._arrive(draw, most), graphs=sizes)
 
     def _arrive(self, draw: st.DrawFn, most: int) -> int:
         request = Request(id=len(self.requests), prompt_len=draw_prompt_len(draw, self.schedule.config, most))

@@ -8,16 +8,19 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from scenarios import WORKERS, Config, Request, Schedule, UsageError, closest
+from scenarios import BACKENDS, WORKERS, Config, Request, Schedule, UsageError, closest
 from strategies.choices import MANY, choose, digits, in_range, pick
 from strategies.layout import Room, pages
 from strategies.sizes import prompt_lens
 
+DENSE: Final = tuple(name for name, backend in BACKENDS.items() if not backend.sparse)
+
 _BLOCKS: Final = (4, 1, 2, 3, 5, 6, 7, 8)
 _DRAFT_LENS: Final = (1, 2, 3, 4, 7)
-_ROWS: Final = (1, 2, 3, 4, 2, 3, 4)
+_ROWS: Final = (1, 2, 3, 4, 5, 6)
 _RUNS: Final = (2, 0, 1, 3)
 _BUDGETS: Final = (8, 0, 1, 2)
+_TOPK: Final = (2, 1, 3, 4, 8)
 _SEEDS: Final = 16
 _SLACK: Final = 16
 """Tokens by which a tight limit exceeds the least."""
@@ -36,37 +39,54 @@ _TIGHT: Final = (
 
 
 def configs(
-    *, workers: Collection[str] | None = None, max_draft_len: int = 7, max_batch: int = 8
+    *,
+    workers: Collection[str] | None = None,
+    backends: Collection[str] = DENSE,
+    max_draft_len: int = 7,
+    max_batch: int = 8,
 ) -> st.SearchStrategy[Config]:
     """Configurations that can serve at least one request.
 
         configs(workers=["PARDWorker"], max_draft_len=4)
 
     workers        class names, by default all of ``WORKERS``
+    backends       attention backends, keys of ``BACKENDS``, by default the dense one
     max_draft_len  largest ``Config.max_draft_len``, at most 31; most are among 1, 2, 3, 4, 7 and this one
     max_batch      largest ``Config.max_num_requests``, at most 256
 
-    Pages of 1 to 8 tokens. In seven of eight, one or more of pool, ``max_num_tokens`` and ``max_seq_len`` are so
-    small that a few steps exhaust them. Shrinks to a roomy configuration with draft length 1. Raises
-    ``UsageError`` for a worker that does not exist or a number that is out of range.
+    Pages of 1 to 8 tokens. In seven of ten, one or more of pool, ``max_num_tokens`` and ``max_seq_len`` are so small
+    that a few steps exhaust them. Shrinks to a roomy configuration with draft length 1. Raises ``UsageError`` for a
+    name that does not exist or a number that is out of range.
     """
-    names = tuple(WORKERS) if workers is None else tuple(workers)
-    for name in names:
-        if name not in WORKERS:
-            raise UsageError(f"configs(): workers names {name!r}, which does not exist; {closest(name, WORKERS)}")
-    if not names or isinstance(workers, str):
-        raise UsageError("configs(): workers is not a collection of names; write one or more of " + ", ".join(WORKERS))
+    names = _names("workers", WORKERS if workers is None else workers, WORKERS)
+    known_backends = _names("backends", backends, BACKENDS)
     in_range("configs", "max_draft_len", max_draft_len, 1, 31)
     in_range("configs", "max_batch", max_batch, 1, MANY)
     draft_lens = tuple(dict.fromkeys((*(k for k in _DRAFT_LENS if k < max_draft_len), max_draft_len)))
-    rows = (max_batch, *(n for n in _ROWS if n < max_batch))
-    return _configs(names, draft_lens, rows)
+    rows = (max_batch, *(n for n in _ROWS if n < max_batch), max_batch)
+    return _configs(names, known_backends, draft_lens, rows)
+
+
+def _names(argument: str, names: Collection[str], known: Collection[str]) -> tuple[str, ...]:
+    if not names or isinstance(names, str):
+        listed = ", ".join(known)
+        raise UsageError(f"configs(): {argument} is not a collection of names; write one or more of {listed}")
+    for name in names:
+        if name not in known:
+            raise UsageError(f"configs(): {argument} names {name!r}, which does not exist; {closest(name, known)}")
+    return tuple(names)
 
 
 @st.composite
-def _configs(draw: st.DrawFn, workers: tuple[str, ...], draft_lens: tuple[int, ...], rows: tuple[int, ...]) -> Config:
-    worker, draft_len = choose(draw, workers), choose(draw, draft_lens)
-    block, max_rows = choose(draw, _BLOCKS), choose(draw, rows)
+def _configs(
+    draw: st.DrawFn,
+    workers: tuple[str, ...],
+    backends: tuple[str, ...],
+    draft_lens: tuple[int, ...],
+    rows: tuple[int, ...],
+) -> Config:
+    worker, backend = choose(draw, workers), choose(draw, backends)
+    draft_len, block, max_rows = choose(draw, draft_lens), choose(draw, _BLOCKS), choose(draw, rows)
     runs, budget, seed = digits(draw, (len(_RUNS), len(_BUDGETS), _SEEDS))
     tight = choose(draw, _TIGHT)
     config = Config(
@@ -77,6 +97,8 @@ def _configs(draw: st.DrawFn, workers: tuple[str, ...], draft_lens: tuple[int, .
         graph_warmup_runs=_RUNS[runs],
         error_budget=_BUDGETS[budget],
         seed=seed,
+        attention_backend=backend,
+        index_topk=choose(draw, _TOPK) if BACKENDS[backend].sparse else 0,
     )
     return _tighten(draw, config, tight) if tight else config
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from hypothesis import strategies as st
@@ -136,27 +136,31 @@ def runnable(schedule: Schedule, draft_len: int) -> bool:
 
 
 def draw_layout(
-    draw: st.DrawFn, schedule: Schedule, draft_len: int, *, arrive: Arrival | None = None, replay: int = 0
+    draw: st.DrawFn,
+    schedule: Schedule,
+    draft_len: int,
+    *,
+    arrive: Arrival | None = None,
+    graphs: Collection[int] = (),
 ) -> Layout:
     """A layout, with the ``draw`` of a composite strategy; without rows if nothing could run.
 
     arrive  lets new requests enter
-    replay  batch size of a graph: so many generations and no context (fewer if they do not fit together)
+    graphs  batch sizes of graphs: as many generations as the one nearest to the shape that is drawn, and no context
     """
     room, states = Room(schedule, draft_len), schedule.requests
     ready = [r for r in schedule.generating if room.admits_generation(states[r])]
-    waiting = [] if replay else [r for r in schedule.waiting if room.admits_context(states[r])]
-    new = room.rows if arrive is not None and not replay and room.longest_prompt >= 1 else 0
-    if replay:
-        size = (0, min(replay, len(ready)))
-    else:
-        limits = min(len(waiting) + new, room.tokens), min(len(ready), room.tokens // room.fed)
-        table = shapes(*limits, room.rows)
-        if not table:
-            return Layout((), ())
-        size = choose(draw, table)
-    running = [r for r in arrangement(draw, ready, size[1]) if room.admit_generation(states[r])]
-    coming = arrangement(draw, waiting + [NEW] * min(new, size[0]), size[0])
+    waiting = [r for r in schedule.waiting if room.admits_context(states[r])]
+    new = room.rows if arrive is not None and room.longest_prompt >= 1 else 0
+    limits = min(len(waiting) + new, room.tokens), min(len(ready), room.tokens // room.fed)
+    table = shapes(*limits, room.rows)
+    if not table:
+        return Layout((), ())
+    contexts, generations = choose(draw, table)
+    if graphs:
+        contexts, generations = 0, min(len(ready), min(graphs, key=lambda size: abs(size - generations)))
+    running = [r for r in arrangement(draw, ready, generations) if room.admit_generation(states[r])]
+    coming = arrangement(draw, waiting + [NEW] * min(new, contexts), contexts)
     chunks = _draw_chunks(draw, schedule, room, coming, arrive)
     return _with_agreements(draw, schedule, draft_len, chunks, running)
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from scenarios import Config, FaultKind, Phase, Request, Scenario, Step, StepTrace
 from strategies.choices import choose, in_range
 from strategies.composer import Composer, Record
+from strategies.config import DENSE
 from strategies.fault import Kinds
 from strategies.phase import phase_table
 from strategies.scenario import config_source
@@ -63,6 +64,7 @@ def make_machine(
     record: Record | None = None,
     config: Config | st.SearchStrategy[Config] | None = None,
     workers: Collection[str] | None = None,
+    backends: Collection[str] = DENSE,
     max_draft_len: int = 7,
     max_batch: int = 8,
     max_startup: int = 3,
@@ -83,7 +85,7 @@ def make_machine(
     The other options are those of ``scenarios``. Raises ``UsageError`` for an argument that is out of range.
     """
     in_range("make_machine", "max_startup", max_startup, 0)
-    source = config_source("make_machine", config, workers, max_draft_len, max_batch)
+    source = config_source("make_machine", config, workers, backends, max_draft_len, max_batch)
     subject = Subject(open_session, open_reference, check_step, record, source, max_startup)
     return type("ScenarioMachine", (ScenarioMachine,), {"subject": subject})
 

@@ -18,12 +18,12 @@ def phases(schedule: Schedule, *, with_startup: bool = True) -> st.SearchStrateg
 
 
 def phase_table(schedule: Schedule, *, with_startup: bool = True) -> tuple[Phase, ...]:
-    """The same as a table of four, simplest first; a phase listed twice is twice as likely.
+    """The same as a table of five, simplest first; a phase listed twice is twice as likely.
 
-    Always four, so that a step keeps its place among the choices when Hypothesis removes an earlier one.
+    Always five, so that a step keeps its place among the choices when Hypothesis removes an earlier one.
     """
     if with_startup and not schedule.serving:
-        return (Phase.EAGER, Phase.WARMUP, Phase.CAPTURE, Phase.EAGER)
+        return (Phase.EAGER, Phase.WARMUP, Phase.CAPTURE, Phase.CAPTURE, Phase.EAGER)
     if any(size <= len(schedule.generating) for size, _ in schedule.graphs):
-        return (Phase.EAGER, Phase.REPLAY, Phase.REPLAY, Phase.EAGER)
-    return (Phase.EAGER,) * 4
+        return (Phase.EAGER, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY, Phase.EAGER)
+    return (Phase.EAGER,) * 5

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scenarios import Config, Scenario, UsageError
 from strategies.choices import in_range, pick
 from strategies.composer import Composer, Record
-from strategies.config import configs, room_of
+from strategies.config import DENSE, configs, room_of
 
 _FAILS: Final = 4
 """One step in so many fails, and the last but one if none before it has."""
@@ -20,6 +20,7 @@ def scenarios(
     *,
     config: Config | st.SearchStrategy[Config] | None = None,
     workers: Collection[str] | None = None,
+    backends: Collection[str] = DENSE,
     max_draft_len: int = 7,
     max_batch: int = 8,
     max_steps: int = 5,
@@ -29,16 +30,17 @@ def scenarios(
 
         scenarios(workers=["MTPEagleWorker"], max_steps=3)
 
-    config                             one configuration, or a strategy for it, instead of the next three options
-    workers, max_draft_len, max_batch  as in ``configs``
-    max_steps                          most steps, start-up included
-    with_startup                       whether warm-up and graph capture may come first, and so replays later
+    config        one configuration, or a strategy for it, instead of the options of ``configs``
+    max_steps     most steps, start-up included
+    with_startup  whether warm-up and graph capture may come first, and so replays later
+
+    ``workers``, ``backends``, ``max_draft_len`` and ``max_batch`` are those of ``configs``.
 
     Every scenario passes ``scenarios.check``, and nothing is rejected while drawing. Shrinks to one request of one
     token in one eager step with draft length 1. Raises ``UsageError`` for an argument that is out of range.
     """
     in_range("scenarios", "max_steps", max_steps, 1)
-    source = config_source("scenarios", config, workers, max_draft_len, max_batch)
+    source = config_source("scenarios", config, workers, backends, max_draft_len, max_batch)
     return _scenarios(source, _sizes(1, max_steps), with_startup, None)
 
 
@@ -47,6 +49,7 @@ def faulted_scenarios(
     record: Record,
     config: Config | st.SearchStrategy[Config] | None = None,
     workers: Collection[str] | None = None,
+    backends: Collection[str] = DENSE,
     max_draft_len: int = 7,
     max_batch: int = 8,
     max_steps: int = 5,
@@ -63,7 +66,7 @@ def faulted_scenarios(
     is out of range.
     """
     in_range("faulted_scenarios", "max_steps", max_steps, 2)
-    source = config_source("faulted_scenarios", config, workers, max_draft_len, max_batch)
+    source = config_source("faulted_scenarios", config, workers, backends, max_draft_len, max_batch)
     return _scenarios(source, _sizes(2, max_steps), with_startup, record)
 
 
@@ -76,12 +79,13 @@ def config_source(
     strategy: str,
     config: object,
     workers: Collection[str] | None,
+    backends: Collection[str],
     max_draft_len: int,
     max_batch: int,
 ) -> st.SearchStrategy[Config]:
     """Where ``strategy`` takes its configurations from: the one given, or ``configs``."""
     if config is None:
-        return configs(workers=workers, max_draft_len=max_draft_len, max_batch=max_batch)
+        return configs(workers=workers, backends=backends, max_draft_len=max_draft_len, max_batch=max_batch)
     if isinstance(config, Config):
         room_of(strategy, config)
         return st.just(config)

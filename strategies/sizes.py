@@ -71,5 +71,5 @@ def chunk_lens(config: Config, past: int, left: int, most: int) -> tuple[int, ..
     """
     whole = min(left, most)
     boundary = whole - (past + whole) % config.tokens_per_block
-    parts = {n for n in (left - 1, 1, boundary) if 1 <= n < whole}
-    return (whole, *sorted(parts), *(whole,) * (2 * len(parts) - 1))
+    parts = [n for n in dict.fromkeys((left - 1, 1, boundary)) if 1 <= n < whole]
+    return (whole, *parts, *(whole,) * (2 * len(parts) - 1))

@@ -31,7 +31,7 @@ def draw_dummies(draw: st.DrawFn, schedule: Schedule, phase: Phase, draft_len: i
         room = Room(schedule, draft_len)
         most = most_dummies(room)
     if phase is Phase.CAPTURE:
-        table = tuple((0, n) for n in dict.fromkeys((1, 2, 3, most)) if n <= most)
+        table = tuple((0, n) for n in (1, 2, 3, 2, most) if n <= most)
     else:
         table = shapes(min(2, room.rows, room.tokens) if room.longest_prompt >= 1 else 0, most, room.rows)
     if not most or not table:
