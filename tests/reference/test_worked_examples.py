@@ -14,56 +14,9 @@ from reference.attention_metadata import metadata
 from reference.batch import Row
 from reference.history import Text
 from reference.workers.linear import shifted
-from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, StepTrace, Substep, check
+from scenarios import Config, Context, Generation, Phase, Request, Scenario, Step, Substep, check
 from scenarios.tracer import EMPTY, MASK_TOKEN, PAD_TOKEN, entry
-
-EAGLE3, MTP_EAGLE, DRAFT_TARGET, PARD = WORKERS
-LINEAR = [EAGLE3, MTP_EAGLE, DRAFT_TARGET]
-ALL = [*LINEAR, PARD]
-
-
-def last_step(config: Config, requests: tuple[Request, ...], *steps: Step) -> StepTrace:
-    """What the oracle says of the last of these steps."""
-    return trace(check(Scenario(config=config, requests=requests, steps=steps))).steps[-1]
-
-
-def serve(
-    worker: str,
-    *,
-    contexts: tuple[int, ...] = (5,),
-    past: tuple[int, ...] = (10, 20),
-    acc: tuple[int, ...] = (3, 2),
-    draft_len: int = 3,
-    max_draft_len: int | None = None,
-) -> StepTrace:
-    """One eager step with contexts of these prompts and generations of these cached and accepted lengths."""
-    config = Config(worker=worker, max_draft_len=max_draft_len or draft_len)
-    first_draft_len = max(draft_len, config.traits.min_draft_len)
-    # A context of a parallel drafter gets no drafts, so its generations take one more step to have some.
-    ahead = 1 if config.traits.parallel else 0
-    ids = range(len(contexts), len(contexts) + len(past))
-    requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(contexts))
-    requests += tuple(Request(id=i, prompt_len=n - ahead) for i, n in zip(ids, past, strict=True))
-    agreed = [n - 1 for n in acc]
-    rows = [
-        Context(request=i, chunk=n - ahead, agree=0 if ahead else a) for i, n, a in zip(ids, past, agreed, strict=True)
-    ]
-    steps = [Step(draft_len=first_draft_len, contexts=tuple(rows))] if rows else []
-    if ahead and rows:
-        drafting = tuple(Generation(request=i, agree=a) for i, a in zip(ids, agreed, strict=True))
-        steps.append(Step(draft_len=first_draft_len, generations=drafting))
-    served = Step(
-        draft_len=draft_len,
-        contexts=tuple(Context(request=i, chunk=n) for i, n in enumerate(contexts)),
-        generations=tuple(Generation(request=i) for i in ids),
-    )
-    return last_step(config, requests, *steps, served)
-
-
-def at(step: StepTrace, name: str, run: int = 0) -> Substep:
-    substep = step.find(name, run)
-    assert substep is not None, name
-    return substep
+from tests.reference.cases import ALL, DRAFT_TARGET, EAGLE3, LINEAR, MTP_EAGLE, PARD, at, last_step, serve
 
 
 def counters(substep: Substep) -> list[int]:

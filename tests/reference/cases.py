@@ -1,0 +1,111 @@
+"""Cases for the tests of the oracle: one step made by hand, and scenarios drawn at random."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from reference import trace
+from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, StepTrace, Substep, check
+
+EAGLE3, MTP_EAGLE, DRAFT_TARGET, PARD = WORKERS
+LINEAR = [EAGLE3, MTP_EAGLE, DRAFT_TARGET]
+ALL = [*LINEAR, PARD]
+
+
+def configuration(worker: str, max_draft_len: int, index_topk: int = 0, **sizes: int) -> Config:
+    """A sparse one where ``index_topk`` is given."""
+    backend = "DSA" if index_topk else "TRTLLM"
+    return Config(worker=worker, max_draft_len=max_draft_len, attention_backend=backend, index_topk=index_topk, **sizes)
+
+
+def last_step(config: Config, requests: tuple[Request, ...], *steps: Step) -> StepTrace:
+    """What the oracle says of the last of these steps."""
+    return trace(check(Scenario(config=config, requests=requests, steps=steps))).steps[-1]
+
+
+def serve(
+    worker: str,
+    *,
+    contexts: tuple[int, ...] = (5,),
+    past: tuple[int, ...] = (10, 20),
+    acc: tuple[int, ...] = (3, 2),
+    draft_len: int = 3,
+    max_draft_len: int | None = None,
+    index_topk: int = 0,
+    **sizes: int,
+) -> StepTrace:
+    """One eager step with contexts of these prompts and generations of these cached and accepted lengths."""
+    config = configuration(worker, max_draft_len or draft_len, index_topk, **sizes)
+    first_draft_len = max(draft_len, config.traits.min_draft_len)
+    # A context of a parallel drafter gets no drafts, so its generations take one more step to have some.
+    ahead = 1 if config.traits.parallel else 0
+    ids = range(len(contexts), len(contexts) + len(past))
+    requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(contexts))
+    requests += tuple(Request(id=i, prompt_len=n - ahead) for i, n in zip(ids, past, strict=True))
+    agreed = [n - 1 for n in acc]
+    rows = [
+        Context(request=i, chunk=n - ahead, agree=0 if ahead else a) for i, n, a in zip(ids, past, agreed, strict=True)
+    ]
+    steps = [Step(draft_len=first_draft_len, contexts=tuple(rows))] if rows else []
+    if ahead and rows:
+        drafting = tuple(Generation(request=i, agree=a) for i, a in zip(ids, agreed, strict=True))
+        steps.append(Step(draft_len=first_draft_len, generations=drafting))
+    served = Step(
+        draft_len=draft_len,
+        contexts=tuple(Context(request=i, chunk=n) for i, n in enumerate(contexts)),
+        generations=tuple(Generation(request=i) for i in ids),
+    )
+    return last_step(config, requests, *steps, served)
+
+
+def at(step: StepTrace, name: str, run: int = 0) -> Substep:
+    substep = step.find(name, run)
+    assert substep is not None, name
+    return substep
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, *, eager_drafter: bool = False, index_topk: int | None = None) -> Scenario:
+    """Start-up with dummies, then up to three requests in chunks; ``eager_drafter`` always agrees to all drafts.
+
+    Dense for ``index_topk`` 0, sparse for others, either when it is None.
+    """
+    traits = draw(st.sampled_from(sorted(WORKERS.values(), key=lambda traits: traits.name)))
+    longest = draw(st.integers(1, 4))
+    topk = draw(st.just(0) | st.integers(1, 12)) if index_topk is None else index_topk
+    config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)))
+    requests = [Request(id=i, prompt_len=draw(st.integers(1, 7))) for i in range(draw(st.integers(1, 3)))]
+    left = {request.id: request.prompt_len for request in requests}
+    steps = draw(st.lists(_startup(config), max_size=2))
+    for _ in range(draw(st.integers(2, 6))):
+        k = draw(st.integers(traits.min_draft_len, longest))
+
+        def agree(k: int = k) -> int:
+            return k if eager_drafter else draw(st.integers(0, k))
+
+        contexts, generations = [], []
+        for i in draw(st.permutations(sorted(left))):
+            if left[i] and draw(st.integers(0, 3)):
+                chunk = left[i] if draw(st.booleans()) else draw(st.integers(1, left[i]))
+                left[i] -= chunk
+                contexts.append(Context(request=i, chunk=chunk, agree=agree() if traits.drafts_for_contexts else 0))
+            elif not left[i]:
+                generations.append(Generation(request=i, agree=agree()))
+        if contexts or generations:
+            steps.append(Step(draft_len=k, contexts=tuple(contexts), generations=tuple(generations)))
+    if not steps:
+        steps = [draw(_startup(config))]
+    return check(Scenario(config=config, requests=tuple(requests), steps=tuple(steps)))
+
+
+@st.composite
+def _startup(draw: st.DrawFn, config: Config) -> Step:
+    k = draw(st.integers(config.traits.min_draft_len, config.max_draft_len))
+    phase = draw(st.sampled_from([Phase.WARMUP, Phase.CAPTURE]))
+    chunks = draw(st.lists(st.integers(1, 4), max_size=2)) if phase is Phase.WARMUP else []
+    dummy = st.builds(
+        Generation, request=st.none(), agree=st.integers(0, k), past=st.integers(0, 6), accept=st.integers(1, k + 1)
+    )
+    generations = draw(st.lists(dummy, min_size=0 if chunks else 1, max_size=2))
+    contexts = tuple(Context(request=None, chunk=chunk) for chunk in chunks)
+    return Step(phase=phase, draft_len=k, contexts=contexts, generations=tuple(generations))

@@ -1,0 +1,136 @@
+"""The tracer model taken literally: caches slot by slot, and rows that read them through the metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from scenarios.tracer import EMPTY, MASK_TOKEN, PRIME, choose, entry, entry_fields, term
+
+
+class Pools:
+    """What a request's pages hold: the caches of the target and of the drafter, main ones and the indexer's."""
+
+    def __init__(self) -> None:
+        self.target: dict[int, int] = {}
+        self.draft: dict[int, int] = {}
+        self.target_indexer: dict[int, int] = {}
+        self.draft_indexer: dict[int, int] = {}
+
+
+class Fed(NamedTuple):
+    """A token that a forward feeds, as the metadata says.
+
+    row, slot   its row and KV index
+    reads       row whose pages its selected positions are read through (``req_idx_per_token``)
+    indexed     [row, KV index] that its entry goes to in the indexer's cache (``slot_owners``)
+    """
+
+    row: int
+    slot: int
+    position: int
+    token: int
+    reads: int
+    indexed: Sequence[int]
+
+
+def fed(fields: dict[str, Any]) -> list[Fed]:
+    """The tokens of a forward with this metadata and these inputs. A dense backend maps each to itself."""
+    queries, kv_lens = fields["_seq_lens_cuda"], fields["kv_lens_cuda"]
+    own = [(row, kv - q + j) for row, (q, kv) in enumerate(zip(queries, kv_lens, strict=True)) for j in range(q)]
+    reads = fields.get("req_idx_per_token", [row for row, _ in own])
+    indexed = fields.get("slot_owners", own)
+    inputs = zip(own, fields["position_ids"], fields["input_ids"], reads, indexed, strict=True)
+    return [Fed(row, slot, x, t, read, index) for (row, slot), x, t, read, index in inputs]
+
+
+def by_row(fields: dict[str, Any], values: Sequence[Any]) -> list[list[Any]]:
+    """``values`` of the tokens of a forward, row by row."""
+    ends = accumulate(fields["_seq_lens_cuda"], initial=0)
+    return [list(values[start:end]) for start, end in pairwise(ends)]
+
+
+class Model:
+    """Target and drafter over the pools of a batch's rows; ``index_topk`` 0 is dense attention."""
+
+    def __init__(self, rows: Sequence[Pools], index_topk: int) -> None:
+        self.rows = rows
+        self.index_topk = index_topk
+
+    def target(self, tokens: Sequence[Fed]) -> list[int]:
+        """Hidden state of each token."""
+        for t in tokens:
+            self.rows[t.row].target[t.slot] = entry(t.position, t.token)
+            self.rows[t.indexed[0]].target_indexer[t.indexed[1]] = entry(t.position, t.token)
+        return [
+            self._digest(
+                _unshifted({}, self.rows[t.reads].target, t.slot + 1),
+                _unshifted({}, self.rows[t.row].target_indexer, t.slot + 1),
+            )
+            for t in tokens
+        ]
+
+    def shifted(self, tokens: Sequence[Fed], hidden: Sequence[int | None]) -> list[tuple[int, int]]:
+        """Choice and hidden state of each token, by a drafter with shift 1."""
+        self._write_draft(tokens)
+        return [self._shifted(t, h) for t, h in zip(tokens, hidden, strict=True)]
+
+    def _shifted(self, t: Fed, hidden: int | None) -> tuple[int, int]:
+        main = _shifted(self.rows[t.reads].draft, self.rows[t.reads].target, t.slot + 2)
+        indexer = _shifted(self.rows[t.row].draft_indexer, self.rows[t.row].target_indexer, t.slot + 2)
+        digest = self._digest(main, indexer)
+        if hidden is None:
+            return choose(digest), digest
+        if self.index_topk:
+            own = digest - self._digest(main[:-1], indexer[:-1])
+        else:
+            own = term(t.slot + 1, entry(t.position + 1, t.token))
+        return choose((2 * (hidden + own) - digest) % PRIME), digest
+
+    def unshifted(self, tokens: Sequence[Fed]) -> list[int]:
+        """Choice of each token, by a drafter with shift 0."""
+        self._write_draft(tokens)
+        return [self._unshifted(t) for t in tokens]
+
+    def _unshifted(self, t: Fed) -> int:
+        read, own = self.rows[t.reads], self.rows[t.row]
+        first_mask = t.slot + 1
+        positions: list[int] = []
+        while first_mask and (fields := entry_fields(read.draft.get(first_mask - 1, EMPTY))):
+            if fields[1] != MASK_TOKEN:
+                break
+            first_mask -= 1
+            positions.insert(0, fields[0])
+        main = _unshifted(read.draft, read.target, first_mask)
+        indexer = _unshifted(own.draft_indexer, own.target_indexer, first_mask)
+        for position in positions:
+            guess = entry(position, choose(self._digest(main, indexer)))
+            main.append(guess)
+            indexer.append(guess)
+        return choose(self._digest(main, indexer))
+
+    def _write_draft(self, tokens: Sequence[Fed]) -> None:
+        for t in tokens:
+            self.rows[t.row].draft[t.slot] = entry(t.position, t.token)
+            self.rows[t.indexed[0]].draft_indexer[t.indexed[1]] = entry(t.position, t.token)
+
+    def _digest(self, main: Sequence[int], indexer: Sequence[int]) -> int:
+        """The sum over the tokens that the indexer selects; over all of them in dense attention."""
+        selected: Sequence[int] = range(len(main))
+        if self.index_topk:
+            filled = [u for u in selected if indexer[u] != EMPTY]
+            selected = sorted(filled, key=lambda u: (-term(u, indexer[u]), u))[: self.index_topk]
+        return sum(term(u, main[u]) for u in selected) % PRIME
+
+
+def _unshifted(draft: dict[int, int], target: dict[int, int], count: int) -> list[int]:
+    return [draft.get(u, EMPTY) or target.get(u, EMPTY) for u in range(count)]
+
+
+def _shifted(draft: dict[int, int], target: dict[int, int], count: int) -> list[int]:
+    tokens = [target.get(0, EMPTY)]
+    for u in range(1, count):
+        fields = entry_fields(draft.get(u - 1, EMPTY))
+        tokens.append(target.get(u, EMPTY) if fields is None else entry(fields[0] + 1, fields[1]))
+    return tokens
