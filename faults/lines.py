@@ -7,11 +7,13 @@ alone, so coverage works as ever.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache, lru_cache
 from pathlib import Path
 from threading import get_ident
 from types import CodeType
+from typing import NamedTuple
 
 from faults.bracket import Visitor
 from faults.sites import line_site
@@ -31,11 +33,8 @@ class Lines:
     """
 
     def __init__(self, roots: Iterable[str | Path], base: str | Path | None = None) -> None:
-        self._roots = [Path(root).resolve() for root in roots]
+        self._roots = tuple(Path(root).resolve() for root in roots)
         self._base = Path(base).resolve() if base is not None else None
-        self._paths: dict[str, str | None] = {}
-        self._codes: list[CodeType] = []
-        self._modules = 0
 
     @contextmanager
     def monitor(self, visit: Visitor, *, restoring: bool = False) -> Iterator[None]:
@@ -53,8 +52,8 @@ class Lines:
         if not self._roots:
             raise UsageError("line sites are asked for, but this engine names no source folders; use seams")
         monitoring = sys.monitoring
-        codes = self._loaded()
-        names = self._names(codes, restoring)
+        # New code comes with new modules.
+        codes, names = _survey(self._roots, self._base, restoring, len(sys.modules))
         thread = get_ident()
 
         def on_line(code: CodeType, line: int) -> None:
@@ -81,32 +80,37 @@ class Lines:
             monitoring.register_callback(tool, monitoring.events.LINE, None)
             monitoring.free_tool_id(tool)
 
-    def _loaded(self) -> list[CodeType]:
-        # Looking through all objects takes milliseconds, and new code comes with new modules.
-        if self._modules != len(sys.modules):
-            self._modules = len(sys.modules)
-            self._codes = loaded_code(lambda filename: self._path(filename) is not None)
-        return self._codes
 
-    def _names(self, codes: Iterable[CodeType], restoring: bool) -> Mapping[str, dict[int, str]]:
-        names: dict[str, dict[int, str]] = {}
-        for code in codes:
-            path = self._path(code.co_filename)
-            assert path is not None
-            lines = fallible_lines(code)
-            if not restoring:
-                lines -= restore_lines(code.co_filename)[0]
-            names.setdefault(code.co_filename, {}).update((line, line_site(path, line)) for line in lines)
-        return names
+class _Survey(NamedTuple):
+    """The code objects under some roots, and file name -> line -> site."""
 
-    def _path(self, filename: str) -> str | None:
-        """Path of a file in site names, None when it is not under the roots."""
-        if filename not in self._paths:
-            file = Path(filename).resolve()
-            root = next((r for r in self._roots if file.is_relative_to(r)), None)
-            if root is None or file.is_relative_to(_PACKAGE):
-                self._paths[filename] = None
-            else:
-                base = self._base or (root if root.is_dir() else root.parent)
-                self._paths[filename] = file.relative_to(base).as_posix()
-        return self._paths[filename]
+    codes: list[CodeType]
+    names: dict[str, dict[int, str]]
+
+
+@lru_cache(maxsize=8)
+def _survey(roots: tuple[Path, ...], base: Path | None, restoring: bool, modules: int) -> _Survey:
+    """Looks through all objects of the process, which takes longer than a step: once for so many ``modules``."""
+
+    @cache
+    def path_of(filename: str) -> str | None:
+        return _site_path(Path(filename).resolve(), roots, base)
+
+    codes = loaded_code(lambda filename: path_of(filename) is not None)
+    names: dict[str, dict[int, str]] = {}
+    for code in codes:
+        lines = fallible_lines(code)
+        if not restoring:
+            lines -= restore_lines(code.co_filename)[0]
+        path = path_of(code.co_filename)
+        assert path is not None
+        names.setdefault(code.co_filename, {}).update((line, line_site(path, line)) for line in lines)
+    return _Survey(codes, names)
+
+
+def _site_path(file: Path, roots: tuple[Path, ...], base: Path | None) -> str | None:
+    """Path of a file in site names, None when it is not under the roots."""
+    root = next((r for r in roots if file.is_relative_to(r)), None)
+    if root is None or file.is_relative_to(_PACKAGE):
+        return None
+    return file.relative_to(base or (root if root.is_dir() else root.parent)).as_posix()
