@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 import typer.core
 
+from fuzz import engines
 from scenarios import UsageError, closest
 
 PROGRAM: Final = "specfuzz"
@@ -75,6 +76,23 @@ WorkersOption = Annotated[
     int | None,
     typer.Option("--workers", metavar="N", help="Processes to search with. [default: one per core, if there is work]"),
 ]
+
+
+def _use_source(path: Path | None) -> Path | None:
+    if path is not None:
+        os.environ[engines.SOURCE_VARIABLE] = str(path)
+    return path
+
+
+SourceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trtllm-source",
+        metavar="FOLDER",
+        callback=_use_source,
+        help="Checkout that the engine tensorrt_llm drives. [default: the installed package]",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 ReportOption = Annotated[
     Path | None,
@@ -86,6 +104,7 @@ ReportOption = Annotated[
 def run(
     engine: EngineOption = "portable",
     device: DeviceOption = "cpu",
+    trtllm_source: SourceOption = None,
     worker: WorkerOption = None,
     invariant: InvariantOption = None,
     faults: FaultsOption = "seams",
@@ -125,6 +144,7 @@ def fuzz(
     ] = "10m",
     engine: EngineOption = "portable",
     device: DeviceOption = "cpu",
+    trtllm_source: SourceOption = None,
     worker: WorkerOption = None,
     invariant: InvariantOption = None,
     faults: FaultsOption = "seams",
@@ -169,6 +189,7 @@ def replay(
     device: Annotated[
         str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda. [default: as found]")
     ] = None,
+    trtllm_source: SourceOption = None,
     invariant: InvariantOption = None,
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
@@ -189,6 +210,7 @@ def replay(
 @app.command()
 def explain(
     name: Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")],
+    trtllm_source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Show the failing step of a finding, expected beside actual."""
@@ -232,6 +254,7 @@ def list_(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="workers, invariants, sites or bugs.")],
     engine: EngineOption = "portable",
     device: DeviceOption = "cpu",
+    trtllm_source: SourceOption = None,
     worker: WorkerOption = None,
     faults: FaultsOption = "seams",
     as_json: JsonOption = False,
@@ -246,7 +269,7 @@ def list_(
 
 
 @app.command()
-def doctor(as_json: JsonOption = False) -> int:
+def doctor(trtllm_source: SourceOption = None, as_json: JsonOption = False) -> int:
     """Say what this machine can test, and why not."""
     from fuzz import commands
 
@@ -274,6 +297,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def invoke(argv: Sequence[str]) -> int:
     """Run one command line; returns the exit status. Errors are one line on standard error."""
+    engines.quieten()
     try:
         if not argv:
             raise UsageError(f"COMMAND: is missing; write for instance `{PROGRAM} run`, or see `{PROGRAM} --help`")

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 def diagnose(store: Store) -> list[Row]:
     """One row per thing that a campaign may need: its name, whether it is there, and what that means."""
-    return [_python(), _torch(), _cuda(), _monitoring(), _engine(), _tensorrt_llm(), _state(store)]
+    return [_python(), _torch(), _cuda(), _monitoring(), _engine(), *_tensorrt_llm(), _state(store)]
 
 
 def can_test(rows: list[Row]) -> bool:
@@ -68,12 +68,16 @@ def _engine() -> Row:
     return _row("portable", True, "the engine that the suite brings")
 
 
-def _tensorrt_llm() -> Row:
+def _tensorrt_llm() -> list[Row]:
+    """One row for the engine, and one for each class of upstream that was looked for or found."""
     try:
-        fuzz.engines.load(fuzz.engines.TENSORRT_LLM, "cpu")
-    except UsageError as error:
-        return _row("tensorrt_llm", False, str(error))
-    return _row("tensorrt_llm", True, "upstream's own classes")
+        from engines import tensorrt_llm
+
+        classes = tensorrt_llm.doctor()
+    except (ImportError, UsageError) as error:
+        return [_row(fuzz.engines.TENSORRT_LLM, False, str(error))]
+    rows = [_row(f"  {name}", drivable, f"{reason} ({where})") for name, drivable, reason, where in classes]
+    return [_row(fuzz.engines.TENSORRT_LLM, True, "upstream's own classes:"), *rows]
 
 
 def _state(store: Store) -> Row:

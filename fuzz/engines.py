@@ -13,10 +13,12 @@ PORTABLE: Final = "portable"
 TENSORRT_LLM: Final = "tensorrt_llm"
 ENGINES: Final = {
     PORTABLE: "engines.portable:PortableEngine",
-    TENSORRT_LLM: "engines.tensorrt_llm:TensorRTLLMEngine",
+    TENSORRT_LLM: "engines.tensorrt_llm:TensorrtLlmEngine",
 }
 """Name -> ``module:class``. A name with a colon is taken as such a place itself."""
 DEVICES: Final = ("cpu", "cuda")
+SOURCE_VARIABLE: Final = "SPECFUZZ_TRTLLM_SOURCE"
+"""Names the checkout that the engine ``tensorrt_llm`` drives; the environment carries it to every process."""
 
 
 def check_name(name: str, device: str) -> None:
@@ -31,8 +33,6 @@ def load(name: str, device: str) -> Engine:
     """The engine of that name on that device; ``UsageError`` says why it cannot run here."""
     check_name(name, device)
     module, _, attribute = ENGINES.get(name, name).partition(":")
-    # Said by torch, some time, where NumPy is missing; nothing here needs it.
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
         factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -40,3 +40,8 @@ def load(name: str, device: str) -> Engine:
             f"--engine: {name!r} cannot be loaded here ({error}); see `specfuzz doctor` for what this machine can test"
         ) from error
     return cast(Engine, factory(device=device))
+
+
+def quieten() -> None:
+    """Keep torch from saying, at some time, that NumPy is missing: nothing here needs it."""
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")

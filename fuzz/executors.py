@@ -21,6 +21,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Final, Protocol
 
+import fuzz.engines
 from fuzz.events import (
     BatchFinished,
     Event,
@@ -95,6 +96,7 @@ def _follow_parent() -> None:
 
 def serve(connection: Connection, running: str) -> None:
     """Body of a spawned process: units in, events out, until the other end closes."""
+    fuzz.engines.quieten()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
     threading.Thread(target=_follow_parent, daemon=True).start()
     journal = Journal(Path(running))

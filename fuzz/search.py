@@ -10,10 +10,11 @@ Every Hypothesis setting is explicit, as its profiles differ between a terminal 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError
 from fuzz.journal import Case, Journal
 from fuzz.shrink import shrink
 from invariants import Relation, Verdict, all_invariants, verify
-from scenarios import Finding, Scenario, Trace
+from scenarios import Finding, Scenario, Trace, UsageError
 from strategies import faulted_scenarios, scenarios
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Search:
         self.journal = journal
         self.known = set(unit.exclude)
         self.cases = 0
+        self.refusals: Counter[str] = Counter()
+        """Why the engine would not run some cases."""
         asked = [i for i in all_invariants() if not unit.invariants or i.slug in (*unit.invariants, FAULT_SURFACES)]
         self.invariants = frozenset(i.slug for i in asked)
         self.relations = {i: 0 for i in asked if isinstance(i, Relation)}
@@ -85,6 +88,9 @@ class Search:
                 return
             number += 1
             empty = 0 if batch.tally.cases else empty + 1
+        if self.refusals and not self.cases:
+            ((reason, _),) = self.refusals.most_common(1)
+            yield self._error(reason, reason, None)
 
     def _hunt(self, number: int) -> Batch:
         """One Hypothesis run."""
@@ -114,7 +120,8 @@ class Search:
             pass
         except HypothesisException as error:
             # The strategies are at fault, for instance with draws that differ from run to run.
-            batch.failure = crash(error)
+            with suppress(EndOfBatch):
+                self._fail(batch, crash(error), None)
         return batch
 
     def _cases(self, batch: Batch) -> st.SearchStrategy[Scenario]:
@@ -134,6 +141,8 @@ class Search:
         """The fault sites of the last step."""
         try:
             steps = self._run(scenario, record=self.unit.faults).steps
+        except UsageError as error:
+            self._refuse(error)
         except SUITE_ERRORS as error:
             self._fail(batch, crash(error), scenario)
             reject()
@@ -150,10 +159,17 @@ class Search:
             raise EndOfBatch
         try:
             failures = self._judge(batch, scenario)
+        except UsageError as error:
+            self._refuse(error)
         except SUITE_ERRORS as error:
             failures = [crash(error)]
         for failure in failures:
             self._fail(batch, failure, scenario)
+
+    def _refuse(self, error: UsageError) -> NoReturn:
+        """Pass over a case whose configuration the engine cannot drive."""
+        self.refusals[str(error)] += 1
+        reject()
 
     def _judge(self, batch: Batch, scenario: Scenario) -> list[Failure]:
         """Ask everything that is not excluded, and count it. Of the relations, each of which costs a run, only one."""
@@ -180,7 +196,7 @@ class Search:
                 return frozenset((relation.slug,))
         return frozenset()
 
-    def _fail(self, batch: Batch, failure: Failure, scenario: Scenario) -> None:
+    def _fail(self, batch: Batch, failure: Failure, scenario: Scenario | None) -> None:
         """End the batch with the failure, unless it is known already."""
         if failure.key not in self.known:
             self.known.add(failure.key)

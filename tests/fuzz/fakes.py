@@ -186,6 +186,29 @@ class Interrupted(Sound):
         return done
 
 
+class Choosy(Sound):
+    """Cannot drive every configuration."""
+
+    def open(
+        self,
+        config: Config,
+        requests: tuple[Request, ...] = (),
+        *,
+        observe: bool = True,
+        record: Collection[str] = (),
+    ) -> Session:
+        if config.max_draft_len > 1:
+            raise UsageError(f"config.max_draft_len: {config.max_draft_len} is more than this engine has; write 1")
+        return super().open(config, requests, observe=observe, record=record)
+
+
+class Unwilling(Sound):
+    """Cannot drive any step."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        raise UsageError("config.worker: this engine has none; name another one")
+
+
 class Refusing(Sound):
     """Cannot run on this machine."""
 

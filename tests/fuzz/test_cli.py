@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fuzz import cli
+from fuzz import cli, gate
 from fuzz.store import Store
 from scenarios import WORKERS, finding_to_json, scenario_to_json
 from tests.fuzz.conftest import Snapshot
@@ -265,6 +265,37 @@ def test_a_reader_that_goes_away_is_no_crash() -> None:
         check=False,
     )
     assert done.stderr == ""
+
+
+def test_the_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"name": "portable", "ok": True, "summary": "the engine that the suite brings"}
+    monkeypatch.setattr("fuzz.doctor.diagnose", lambda store: [row, {**row, "name": "cuda", "ok": False}])
+    assert cli.invoke(["doctor"]) == 0
+    assert capsys.readouterr().out == (
+        "portable  yes  the engine that the suite brings\ncuda      no   the engine that the suite brings\n"
+    )
+    monkeypatch.setattr("fuzz.doctor.diagnose", lambda store: [{**row, "ok": False}])
+    assert cli.invoke(["doctor", "--json"]) == 2
+    assert document(capsys) == [{**row, "ok": False}]
+
+
+def test_a_checkout_of_upstream_is_known_to_every_process(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECFUZZ_TRTLLM_SOURCE", "before")
+    arguments = ["list", "sites", *fake("Sound"), "--worker", "PARDWorker"]
+    assert cli.invoke(arguments) == 0
+    assert os.environ["SPECFUZZ_TRTLLM_SOURCE"] == "before"
+    assert cli.invoke([*arguments, "--trtllm-source", "some/where"]) == 0
+    assert os.environ["SPECFUZZ_TRTLLM_SOURCE"] == "some/where"
+
+
+@pytest.mark.parametrize(("passed", "status"), [(True, 0), (False, 1)])
+def test_the_gate(passed: bool, status: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(base: str | None) -> gate.GateResult:
+        return gate.GateResult(str(base), 95.0, 10, {} if passed else {"fuzz/x.py": (1, 2, 3)})
+
+    monkeypatch.setattr(gate, "gate", judge)
+    assert cli.invoke(["gate", "--base", "v1"]) == status
+    assert capsys.readouterr().out.startswith(f"gate: {'passed' if passed else 'failed'}: tests run ")
 
 
 def test_what_nobody_expected_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

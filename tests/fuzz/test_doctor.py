@@ -27,9 +27,12 @@ def machine(
         return torch
 
     def load(name: str, device: str) -> object:
-        if torch is None or name == "tensorrt_llm":
+        if torch is None:
             raise UsageError(f"--engine: {name!r} cannot be loaded here")
         return object()
+
+    def nothing_there() -> list[object]:
+        raise UsageError("tensorrt_llm is not installed and no checkout was named")
 
     fake = types.SimpleNamespace(
         __version__=torch,
@@ -40,9 +43,17 @@ def machine(
     monkeypatch.setattr(doctor, "find_spec", lambda name: torch)
     monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
     monkeypatch.setattr(engines, "load", load)
+    upstream(monkeypatch, nothing_there)
     monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.11.0")
     monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(doctor.os, "cpu_count", lambda: 4)
+
+
+def upstream(monkeypatch: pytest.MonkeyPatch, answer: Callable[[], list[object]]) -> None:
+    """Let the adapter to upstream's classes say this of them."""
+    adapter = types.SimpleNamespace(doctor=answer)
+    monkeypatch.setitem(sys.modules, "engines.tensorrt_llm", adapter)  # type: ignore[arg-type]
+    monkeypatch.setattr("engines.tensorrt_llm", adapter, raising=False)
 
 
 def text(rows: list[doctor.Row]) -> str:
@@ -90,9 +101,16 @@ def test_a_machine_without_a_gpu(
 
 def test_upstream_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine(monkeypatch, torch="2.9.0")
-    loaded: Callable[[str, str], object] = lambda name, device: object()  # noqa: E731
-    monkeypatch.setattr(engines, "load", loaded)
-    assert by_name(doctor.diagnose(Store(tmp_path / "home")), "tensorrt_llm") == (True, "upstream's own classes")
+    upstream(
+        monkeypatch,
+        lambda: [("MTPEagleWorker", True, "post-fix", "eagle3.py"), ("PARDWorker", False, "pre-fix", "pard.py")],
+    )
+    rows = doctor.diagnose(Store(tmp_path / "home"))
+    assert by_name(rows, "tensorrt_llm") == (True, "upstream's own classes:")
+    assert by_name(rows, "  MTPEagleWorker") == (True, "post-fix (eagle3.py)")
+    assert by_name(rows, "  PARDWorker") == (False, "pre-fix (pard.py)")
+    # What upstream lacks is no fault of this machine.
+    assert doctor.can_test(rows)
 
 
 def test_a_state_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
 
 from fuzz import search
 from fuzz.events import BatchFinished, Event, FindingFound, HarnessError, Tally, UnitFinished, UnitRefused
@@ -182,6 +183,26 @@ def test_an_engine_that_cannot_run_here_refuses_the_unit() -> None:
     assert isinstance(refused, UnitRefused)
     assert refused.message == "--engine: this engine needs another machine; use that one"
     assert isinstance(finished, UnitFinished)
+
+
+def test_cases_that_an_engine_cannot_drive_are_passed_over() -> None:
+    events = list(run_unit(unit("Choosy", max_cases=10)))
+    assert errors(events) == []
+    assert total(events).cases == 10
+    assert total(events).planned > 0
+
+
+def test_an_engine_that_can_drive_nothing_says_why() -> None:
+    events = list(run_unit(unit("Unwilling")))
+    (error,) = errors(events)
+    assert error.message == "config.worker: this engine has none; name another one"
+    assert total(events).cases == 0
+
+
+def test_strategies_that_do_not_work_are_an_error_of_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "scenarios", lambda **options: st.integers(2, 1))
+    (error,) = errors(list(run_unit(unit("Sound", faults=()))))
+    assert "InvalidArgument" in error.message
 
 
 def test_anything_else_that_goes_wrong_becomes_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
