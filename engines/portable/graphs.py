@@ -55,6 +55,11 @@ class CpuGraph:
 
 
 class _Recorder(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing here is compiled, and keeping torch's compiler off costs the seconds of importing it.
+        return False
+
     def __init__(self, operations: list[Operation]) -> None:
         super().__init__()
         self._operations = operations

@@ -40,6 +40,7 @@ class KVCacheManager:
         self.kv_cache_pools = torch.full(
             (num_layers, num_blocks, tokens_per_block), EMPTY, dtype=torch.int64, device=device
         )
+        self._layers = self.kv_cache_pools.unbind()
         # The page freed last is granted first, so that what it still holds is soon somebody else's.
         self._free_blocks = list(range(num_blocks))[::-1]
         self._block_ids: dict[int, list[int]] = {}
@@ -47,7 +48,7 @@ class KVCacheManager:
 
     def get_buffers(self, layer_idx: int) -> torch.Tensor:
         """The pool of a layer: int64 [num_blocks, tokens_per_block]."""
-        return self.kv_cache_pools[layer_idx]
+        return self._layers[layer_idx]
 
     def get_num_free_blocks(self) -> int:
         """Pages that nobody owns."""

@@ -1,0 +1,93 @@
+"""Emulated graphs: what a replay does and what it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from engines.portable._utils import is_current_stream_capturing
+from engines.portable.graphs import CpuGraph, capture
+from tests.engines.portable.support import CPU, ints
+
+
+def test_a_replay_reads_and_writes_the_tensors_of_the_capture() -> None:
+    given, kept = ints([1, 2, 3, 4]), ints([0, 0, 0, 0])
+
+    def forward() -> dict[str, Any]:
+        doubled = given.view(2, 2).t().reshape(-1) * 2  # views, a copy, a result
+        kept[1:3].add_(doubled[1:3])  # in place, through views
+        total = torch.zeros(2, dtype=torch.int32)  # a fresh tensor, then written
+        total[0] = doubled.sum()
+        torch.cumsum(doubled, 0, dtype=torch.int32, out=scratch)
+        values, indices = doubled.cummax(0)  # two results
+        return {"doubled": doubled, "total": total, "values": values, "indices": indices}
+
+    scratch = ints([0, 0, 0, 0])
+    graph, outputs = capture(forward, CPU)
+    assert outputs["doubled"].tolist() == [2, 6, 4, 8]
+    given.copy_(ints([10, 0, 5, 1]))
+    kept.zero_()
+    graph.replay()
+    assert outputs["doubled"].tolist() == [20, 10, 0, 2]
+    assert outputs["total"].tolist() == [32, 0]
+    assert outputs["values"].tolist() == [20] * 4
+    assert outputs["indices"].tolist() == [0] * 4
+    assert scratch.tolist() == [20, 30, 30, 32]
+    assert kept.tolist() == [0, 10, 0, 0]
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.enable_grad])
+def test_reshapes_that_copy_are_run_again(context: Any) -> None:
+    given = ints([[1, 2], [3, 4]])
+    with context():
+        graph, flat = capture(lambda: given.t().reshape(-1).to(torch.int64).contiguous(), CPU)
+        given.mul_(10)
+        graph.replay()
+        assert flat.tolist() == [10, 30, 20, 40]
+
+
+def test_host_values_are_those_of_the_capture() -> None:
+    given, calls = ints([1, 2]), []
+
+    def forward() -> Any:
+        calls.append(given.tolist())
+        return given + int(given[0])
+
+    graph, result = capture(forward, CPU)
+    given.copy_(ints([5, 6]))
+    graph.replay()
+    assert calls == [[1, 2]]
+    assert result.tolist() == [6, 7]
+
+
+def test_a_replay_is_out_of_sight_of_function_modes() -> None:
+    seen = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    given = ints([1])
+    graph, result = capture(lambda: given + 1, CPU)
+    with Watch():
+        graph.replay()
+    assert not seen
+    assert result.tolist() == [2]
+
+
+def test_capturing_is_announced_and_ends_with_a_failure() -> None:
+    states = []
+
+    def forward() -> None:
+        states.append(is_current_stream_capturing())
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        capture(forward, CPU)
+    assert states == [True]
+    assert not is_current_stream_capturing()
+    assert not CpuGraph.recording

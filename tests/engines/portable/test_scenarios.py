@@ -1,0 +1,122 @@
+"""Whole scenarios: an oracle drafter is believed, text is the target's own, and detours leave no trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scenarios import WORKERS as TRAITS
+from scenarios import Phase, Step
+from tests.engines.portable.scripts import accepted, context, generations, go, greedy, mixed, scenario, updated
+from tests.engines.portable.support import LINEAR, WORKERS
+
+RESULTS = ("emitted", "kv_tokens", "free_blocks", "target_kv", "draft_kv")
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("draft_len", [1, 2, 4])
+@pytest.mark.parametrize("worker", WORKERS)
+def test_an_oracle_drafter_is_believed_in_every_layout(worker: str, draft_len: int, replay: bool) -> None:
+    trace = go(mixed(worker, draft_len, replay=replay))
+    full = draft_len + 1
+    # A drafter that makes none for contexts is believed one step later.
+    first = full if TRAITS[worker].drafts_for_contexts else 1
+    assert accepted(trace) == [[1, 1], [1, first], [1, first, full], [full, first, full], [full] * 2, [full] * 2]
+    for request, tokens in updated(trace, "emitted").items():
+        assert tokens == greedy(0, request, (5, 7, 6)[request], len(tokens))
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_replays_equal_eager_steps(worker: str) -> None:
+    graph = go(mixed(worker, 3, replay=True, agree=2))
+    eager = go(mixed(worker, 3, agree=2))
+    for replayed, run_by_python in zip(graph.steps[1:], eager.steps, strict=True):
+        for name in ("restored", "updated"):
+            mine, other = dict(replayed.find(name).fields), dict(run_by_python.find(name).fields)  # type: ignore[union-attr]
+            for field in ("identity", "kv_blocks"):
+                mine.pop(field, None), other.pop(field, None)
+            assert mine == other
+    names = [substep.name for substep in graph.steps[-1].substeps]
+    assert names == ["prepared", "entered", "restored", "updated"]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_graph_can_be_captured_again(worker: str) -> None:
+    once = mixed(worker, 2, replay=True)
+    capture = replace(once.steps[0], generations=tuple(replace(g, past=g.past + 3) for g in once.steps[0].generations))
+    twice = replace(once, steps=(once.steps[0], capture, *once.steps[1:]))
+    assert [updated(go(twice), field) for field in RESULTS] == [updated(go(once), field) for field in RESULTS]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_the_accepted_count_follows_what_the_scenario_says(worker: str) -> None:
+    low = TRAITS[worker].min_draft_len
+    plan = [(3, 2), (3, 0), (3, 3), (2, 2), (low, low), (3, 3), (1, 1), (3, 1), (3, 0)]
+    steps = [Step(draft_len=3, contexts=(context(worker, 0, 4),))]
+    steps += [Step(draft_len=k, generations=generations([0], agree)) for k, agree in plan]
+    trace = go(scenario(worker, (4,), *steps))
+    made, expected = 0, []
+    for k, agree in plan:
+        expected.append([1 + min(made, k)])
+        made = agree
+    assert accepted(trace)[1:] == expected
+    tokens = updated(trace, "emitted")[0]
+    assert tokens == greedy(0, 0, 4, 1 + sum(row[0] for row in expected))
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_chunks_leave_what_one_prefill_leaves(worker: str) -> None:
+    def text(*chunks: int) -> list[object]:
+        steps = [Step(draft_len=3, contexts=(context(worker, 0, n, 3),)) for n in chunks]
+        steps += [Step(draft_len=3, generations=generations([0], 3))] * 2
+        trace = go(scenario(worker, (9,), *steps))
+        assert [step.substeps[-1]["emitted"][0] for step in trace.steps[: len(chunks) - 1]] == [[]] * (len(chunks) - 1)
+        return [updated(trace, field) for field in RESULTS]
+
+    assert text(9) == text(4, 5) == text(1, 2, 1, 4, 1)
+
+
+@pytest.mark.parametrize("worker", LINEAR)
+def test_the_drafters_cache_holds_the_tokens_after_their_positions(worker: str) -> None:
+    trace = go(mixed(worker, 2))
+    target, draft = updated(trace, "target_kv"), updated(trace, "draft_kv")
+    for request, slots in target.items():
+        assert draft[request][:-1] == [entry - 1024 for entry in slots[1:]]
+
+
+def test_the_first_generated_token_never_reaches_a_parallel_drafter() -> None:
+    trace = go(mixed("PARDWorker", 2))
+    target, draft = updated(trace, "target_kv"), updated(trace, "draft_kv")
+    for request, slots in target.items():
+        missing = (5, 7, 6)[request]
+        assert draft[request] == [0 if s == missing else entry for s, entry in enumerate(slots)]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_batch_gives_each_request_what_it_gets_alone(worker: str) -> None:
+    together = go(mixed(worker, 3, agree=1))
+    for request, prompt_len in ((0, 5), (2, 6)):
+        count = len(updated(together, "emitted")[request])
+        steps = [Step(draft_len=3, contexts=(context(worker, request, prompt_len, 1),))]
+        while sum(row[0] for row in accepted(go(scenario(worker, (5, 7, 6), *steps)))) < count:
+            steps.append(Step(draft_len=3, generations=generations([request], 1)))
+        alone = go(scenario(worker, (5, 7, 6), *steps))
+        for field in ("emitted", "target_kv", "draft_kv", "kv_tokens"):
+            assert updated(alone, field)[request] == updated(together, field)[request]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_startup_leaves_no_page_and_no_trace(worker: str) -> None:
+    plain = mixed(worker, 2)
+    warmup = Step(
+        phase=Phase.WARMUP,
+        draft_len=2,
+        contexts=(context(worker, None, 9),),
+        generations=mixed(worker, 2, replay=True).steps[0].generations,
+    )
+    warm = go(replace(plain, steps=(warmup, *plain.steps)))
+    start = warm.steps[0].substeps[-1]
+    assert start["free_blocks"] == plain.config.num_blocks
+    assert start["emitted"] == start["target_kv"] == {}
+    assert [updated(warm, field) for field in RESULTS] == [updated(go(plain), field) for field in RESULTS]
