@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import prod
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from hypothesis import strategies as st
 
 from scenarios import UsageError
 
 T = TypeVar("T")
+
+
+class Draw(Protocol):
+    """The ``draw`` of a composite strategy or of ``st.data()``."""
+
+    def __call__(self, strategy: st.SearchStrategy[T]) -> T:
+        """A value of the strategy."""
+        ...
+
 
 MANY: Final = 256
 """Options up to which a draw is even, and one choice is one draw."""
@@ -28,7 +37,7 @@ def _bytes(size: int) -> st.SearchStrategy[bytes]:
     return st.binary(min_size=size, max_size=size)
 
 
-def pick(draw: st.DrawFn, options: int) -> int:
+def pick(draw: Draw, options: int) -> int:
     """An index in ``0..options-1``, each as likely as any other; 0 is the simplest. One option costs no draw."""
     if options <= 1:
         return 0
@@ -38,12 +47,12 @@ def pick(draw: st.DrawFn, options: int) -> int:
     return high * MANY + pick(draw, min(MANY, options - high * MANY))
 
 
-def choose(draw: st.DrawFn, table: Sequence[T]) -> T:
+def choose(draw: Draw, table: Sequence[T]) -> T:
     """An entry of ``table``, the first being the simplest; an entry listed twice is twice as likely."""
     return table[pick(draw, len(table))]
 
 
-def digits(draw: st.DrawFn, bases: Sequence[int]) -> list[int]:
+def digits(draw: Draw, bases: Sequence[int]) -> list[int]:
     """One number in ``0..base-1`` for each base (at most 256), all of them in one draw."""
     packed = prod(bases)
     if packed > MANY:
@@ -56,7 +65,7 @@ def digits(draw: st.DrawFn, bases: Sequence[int]) -> list[int]:
     return found[::-1]
 
 
-def arrangement(draw: st.DrawFn, items: Sequence[T], size: int) -> list[T]:
+def arrangement(draw: Draw, items: Sequence[T], size: int) -> list[T]:
     """``size`` of the items in any order; the simplest are the first ones as they stand."""
     left = list(items)
     return [left.pop(i) for i in digits(draw, range(len(items), len(items) - size, -1))]

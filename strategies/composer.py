@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hypothesis import strategies as st
-
 from scenarios import Config, Phase, Request, Scenario, Schedule, Step
-from strategies.choices import choose, pick
+from strategies.choices import Draw, choose, pick
 from strategies.config import draw_prompt_len, room_of
 from strategies.drafting import draw_draft_len
 from strategies.fault import KINDS, Kinds, draw_fault
@@ -49,13 +47,11 @@ class Composer:
         """What has been composed so far."""
         return Scenario(config=self.schedule.config, requests=tuple(self.requests), steps=tuple(self.steps))
 
-    def draw_step(self, draw: st.DrawFn, phase: Phase | None = None) -> None:
+    def draw_step(self, draw: Draw, phase: Phase | None = None) -> None:
         """Append a step that succeeds, with the requests that end after it."""
         self._succeed(draw, self._draw_rows(draw, phase))
 
-    def draw_failure(
-        self, draw: st.DrawFn, record: Record, *, phase: Phase | None = None, kinds: Kinds = KINDS
-    ) -> None:
+    def draw_failure(self, draw: Draw, record: Record, *, phase: Phase | None = None, kinds: Kinds = KINDS) -> None:
         """Append a step that fails in one of the ``kinds`` for its phase, or succeeds if it has no site."""
         step = self._draw_rows(draw, phase)
         scenario = self.scenario()
@@ -65,7 +61,7 @@ class Composer:
         else:
             self._succeed(draw, step)
 
-    def _succeed(self, draw: st.DrawFn, step: Step) -> None:
+    def _succeed(self, draw: Draw, step: Step) -> None:
         self._append(step)
         self._finish(self._draw_finish(draw))
         if not self._can_go_on():
@@ -92,7 +88,7 @@ class Composer:
         least = self.schedule.config.traits.min_draft_len
         return Room(self.schedule, least).longest_prompt >= 1 or runnable(self.schedule, least)
 
-    def _draw_finish(self, draw: st.DrawFn) -> list[int]:
+    def _draw_finish(self, draw: Draw) -> list[int]:
         """One request or all of them; mostly none."""
         started = self._started
         if not started:
@@ -100,7 +96,7 @@ class Composer:
         choice = pick(draw, 8 * len(started) + 8)
         return started if choice == len(started) + 1 else started[choice - 1 : choice] if choice else []
 
-    def _draw_rows(self, draw: st.DrawFn, phase: Phase | None) -> Step:
+    def _draw_rows(self, draw: Draw, phase: Phase | None) -> Step:
         """The next step, without those that end after it."""
         if phase is None:
             # Without start-up there is no graph either, hence nothing to choose.
@@ -113,7 +109,7 @@ class Composer:
                 return step
         return self._draw_served(draw, draft_len, replay=phase is Phase.REPLAY)
 
-    def _draw_served(self, draw: st.DrawFn, draft_len: int, *, replay: bool) -> Step:
+    def _draw_served(self, draw: Draw, draft_len: int, *, replay: bool) -> Step:
         sizes: tuple[int, ...] = ()
         if replay:
             draft_len, sizes = self._nearest_graphs(draft_len)
@@ -136,10 +132,10 @@ class Composer:
         nearest = min((k for _, k in possible), key=lambda k: abs(k - draft_len))
         return nearest, tuple(size for size, k in possible if k == nearest)
 
-    def _draw_layout(self, draw: st.DrawFn, draft_len: int, sizes: tuple[int, ...]) -> Layout:
+    def _draw_layout(self, draw: Draw, draft_len: int, sizes: tuple[int, ...]) -> Layout:
         return draw_layout(draw, self.schedule, draft_len, arrive=lambda most: self._arrive(draw, most), graphs=sizes)
 
-    def _arrive(self, draw: st.DrawFn, most: int) -> int:
+    def _arrive(self, draw: Draw, most: int) -> int:
         request = Request(id=len(self.requests), prompt_len=draw_prompt_len(draw, self.schedule.config, most))
         self.requests.append(request)
         self.schedule.add(request)

@@ -9,7 +9,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from scenarios import BACKENDS, WORKERS, Config, Request, Schedule, UsageError, closest
-from strategies.choices import MANY, choose, digits, in_range, pick
+from strategies.choices import MANY, Draw, choose, digits, in_range, pick
 from strategies.layout import Room, pages
 from strategies.sizes import prompt_lens
 
@@ -103,7 +103,7 @@ def _configs(
     return _tighten(draw, config, tight) if tight else config
 
 
-def _tighten(draw: st.DrawFn, config: Config, tight: Collection[str]) -> Config:
+def _tighten(draw: Draw, config: Config, tight: Collection[str]) -> Config:
     """``config`` with limits from what one short request needs at the largest draft length upwards."""
     extra, fed = config.num_extra_kv_tokens, config.traits.tokens_per_gen_step(config.max_draft_len)
     if "pool" in tight:
@@ -139,7 +139,7 @@ def _requests(
     return tuple(Request(id=first_id + i, prompt_len=draw_prompt_len(draw, config, longest)) for i in range(size))
 
 
-def draw_prompt_len(draw: st.DrawFn, config: Config, longest: int) -> int:
+def draw_prompt_len(draw: Draw, config: Config, longest: int) -> int:
     """The length of a prompt of at most ``longest`` tokens."""
     return choose(draw, prompt_lens(config, longest))
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from scenarios import Config
 from scenarios.schedule import check_config
-from strategies.choices import choose, digits, in_range, pick
+from strategies.choices import Draw, choose, digits, in_range, pick
 from strategies.sizes import draft_lens
 
 
@@ -36,7 +36,7 @@ def _agreements(draw: st.DrawFn, draft_len: int, rows: int) -> tuple[int, ...]:
     return draw_agreements(draw, draft_len, rows)
 
 
-def draw_agreements(draw: st.DrawFn, draft_len: int, rows: int) -> tuple[int, ...]:
+def draw_agreements(draw: Draw, draft_len: int, rows: int) -> tuple[int, ...]:
     """The same, with the ``draw`` of a composite strategy."""
     if draft_len == 0 or rows == 0:
         return (0,) * rows
@@ -46,6 +46,6 @@ def draw_agreements(draw: st.DrawFn, draft_len: int, rows: int) -> tuple[int, ..
     return tuple(digits(draw, (draft_len + 1,) * rows)) if mode >= 2 else (mode * draft_len,) * rows
 
 
-def draw_draft_len(draw: st.DrawFn, config: Config) -> int:
+def draw_draft_len(draw: Draw, config: Config) -> int:
     """A draft length as in ``draft_lengths``."""
     return choose(draw, draft_lens(config))

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from hypothesis import strategies as st
 
 from scenarios import Fault, FaultKind, Phase, UsageError
-from strategies.choices import choose, in_range, pick
+from strategies.choices import Draw, choose, in_range, pick
 
 Kinds: TypeAlias = Mapping[Phase, Sequence[FaultKind]]
 """What may be raised in each phase; a kind listed twice is twice as likely."""
@@ -50,7 +50,7 @@ def _faults(draw: st.DrawFn, sites: Mapping[str, int], kinds: Sequence[FaultKind
     return draw_fault(draw, sites, kinds)
 
 
-def draw_fault(draw: st.DrawFn, sites: Mapping[str, int], kinds: Sequence[FaultKind]) -> Fault:
+def draw_fault(draw: Draw, sites: Mapping[str, int], kinds: Sequence[FaultKind]) -> Fault:
     """A fault as in ``faults``, with the ``draw`` of a composite strategy."""
     site = choose(draw, tuple(sites))
     return Fault(site=site, occurrence=1 + pick(draw, sites[site]), kind=choose(draw, kinds))

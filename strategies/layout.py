@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from hypothesis import strategies as st
 
 from scenarios import Config, Context, Generation, RequestState, Schedule, UsageError
-from strategies.choices import arrangement, choose, in_range
+from strategies.choices import Draw, arrangement, choose, in_range
 from strategies.drafting import draw_agreements
 from strategies.sizes import chunk_lens, shapes
 
@@ -136,7 +136,7 @@ def runnable(schedule: Schedule, draft_len: int) -> bool:
 
 
 def draw_layout(
-    draw: st.DrawFn,
+    draw: Draw,
     schedule: Schedule,
     draft_len: int,
     *,
@@ -166,7 +166,7 @@ def draw_layout(
 
 
 def _draw_chunks(
-    draw: st.DrawFn, schedule: Schedule, room: Room, coming: list[int], arrive: Arrival | None
+    draw: Draw, schedule: Schedule, room: Room, coming: list[int], arrive: Arrival | None
 ) -> list[tuple[int, int]]:
     chunks = []
     for later, request in zip(range(len(coming) - 1, -1, -1), coming):
@@ -186,7 +186,7 @@ def _draw_chunks(
 
 
 def _with_agreements(
-    draw: st.DrawFn, schedule: Schedule, draft_len: int, chunks: list[tuple[int, int]], running: list[int]
+    draw: Draw, schedule: Schedule, draft_len: int, chunks: list[tuple[int, int]], running: list[int]
 ) -> Layout:
     steered = chunks if schedule.config.traits.drafts_for_contexts else []
     agree = draw_agreements(draw, draft_len, len(steered) + len(running))

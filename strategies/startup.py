@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-
 from scenarios import Context, Generation, Phase, Schedule, Step
-from strategies.choices import choose, digits
+from strategies.choices import Draw, choose, digits
 from strategies.drafting import draw_agreements
 from strategies.layout import Room
 from strategies.sizes import prompt_lens, shapes
@@ -19,7 +17,7 @@ def most_dummies(room: Room) -> int:
     return most
 
 
-def draw_dummies(draw: st.DrawFn, schedule: Schedule, phase: Phase, draft_len: int) -> Step | None:
+def draw_dummies(draw: Draw, schedule: Schedule, phase: Phase, draft_len: int) -> Step | None:
     """A step of start-up with that draft length, or the smallest if it is too much; None if no dummy fits at all.
 
     Warm-up has any small shape, or as many generations as fit; a graph is captured for 1, 2, 3 or as many.
@@ -41,7 +39,7 @@ def draw_dummies(draw: st.DrawFn, schedule: Schedule, phase: Phase, draft_len: i
     return Step(phase=phase, draft_len=draft_len, contexts=_draw_contexts(draw, room, contexts), generations=rows)
 
 
-def _draw_contexts(draw: st.DrawFn, room: Room, size: int) -> tuple[Context, ...]:
+def _draw_contexts(draw: Draw, room: Room, size: int) -> tuple[Context, ...]:
     rows = []
     for later in range(size - 1, -1, -1):
         most = min(room.longest_prompt, room.tokens - later)
@@ -53,7 +51,7 @@ def _draw_contexts(draw: st.DrawFn, room: Room, size: int) -> tuple[Context, ...
     return tuple(rows)
 
 
-def _draw_generations(draw: st.DrawFn, room: Room, draft_len: int, size: int) -> tuple[Generation, ...]:
+def _draw_generations(draw: Draw, room: Room, draft_len: int, size: int) -> tuple[Generation, ...]:
     if not size:
         return ()
     longest = room.longest_past()

@@ -21,7 +21,7 @@ class Feed:
     def __init__(self, *values: Any) -> None:
         self.values = list(values)
 
-    def __call__(self, strategy: st.SearchStrategy[Any], label: object = None) -> Any:
+    def __call__(self, strategy: st.SearchStrategy[Any]) -> Any:
         return self.values.pop(0)
 
 

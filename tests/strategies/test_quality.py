@@ -60,6 +60,10 @@ def is_eager_generation(m: Moment) -> bool:
     return m.step.phase is Phase.EAGER and m.shape[1] > 0
 
 
+def verifies(k: int) -> Situation:
+    return some(lambda m: m.k == k and m.shape[1])
+
+
 def replays(size: int) -> Situation:
     return some(lambda m: is_replay(m) and m.shape[1] >= size)
 
@@ -85,7 +89,7 @@ SITUATIONS: dict[str, tuple[int, Situation]] = {
     ),
     "one enters after one ended": (100, some(lambda m: m.finished and m.new)),
     # Draft lengths.
-    **{f"K={k}": (500, some(lambda m, k=k: m.k == k and m.shape[1])) for k in (0, 1, 2, 3, 4, 7)},
+    **{f"K={k}": (500, verifies(k)) for k in (0, 1, 2, 3, 4, 7)},
     "K, 0, K": (250, in_a_row(lambda m: m.k, lambda m: m.k == 0, lambda m: m.k)),
     "K, 0, K of one request": (500, together(lambda a, b, c: a.k and not b.k and c.k and shared(a, b, c), 3)),
     "K shrinks": (100, together(lambda a, b: a.k > b.k > 0 and shared(a, b))),

@@ -78,9 +78,9 @@ def test_a_leak_after_a_failure_takes_two_requests_and_two_steps(seed: int) -> N
     ],
     ids=["K, 0, K", "a one-token tail", "a replay"],
 )
-def test_one_request_is_enough(situation: Situation, steps: int) -> None:
+def test_what_is_left_is_needed(situation: Situation, steps: int) -> None:
     found = shrunk(CLEAN, told(situation), 1)
-    assert len(found.requests) == 1
+    assert len(found.requests) <= 2
     assert len(found.steps) == steps
     assert found.config.max_draft_len == 1
-    assert found.requests[0].prompt_len <= 2
+    assert all(r.prompt_len <= 2 for r in found.requests)
