@@ -72,7 +72,7 @@ def scenarios(draw: st.DrawFn, *, eager_drafter: bool = False, index_topk: int |
     """
     traits = draw(st.sampled_from(sorted(WORKERS.values(), key=lambda traits: traits.name)))
     longest = draw(st.integers(1, 4))
-    topk = draw(st.just(0) | st.integers(1, 12)) if index_topk is None else index_topk
+    topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None else index_topk
     config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)))
     requests = [Request(id=i, prompt_len=draw(st.integers(1, 7))) for i in range(draw(st.integers(1, 3)))]
     left = {request.id: request.prompt_len for request in requests}

@@ -82,6 +82,7 @@ def test_each_token_belongs_to_its_row(
     fields = derived(forward(seq_lens, kv_lens), configuration(EAGLE3, 4, index_topk=8), updated=False)
     assert fields["req_idx_per_token"] == rows
     assert fields["slot_owners"] == [list(pair) for pair in zip(rows, positions, strict=True)]
+    assert fields["max_gen_seq_len"] == max(seq_lens)
 
 
 @pytest.mark.parametrize("worker", LINEAR)
@@ -271,9 +272,14 @@ def test_dummies_accept_what_they_are_told_to(worker: str, index_topk: int) -> N
 
 
 def test_hidden_states_are_sparse_digests() -> None:
-    call = at(serve(EAGLE3, contexts=(4,), past=(), acc=(), index_topk=2), "draft[0]")
-    scores = [term(n, entry(n, prompt_token(0, 0, n))) for n in range(4)]
-    assert call["hidden_states"] == [sum(sorted(scores[: n + 1])[-2:]) % PRIME for n in range(4)]
+    dummy = Step(phase=Phase.WARMUP, draft_len=3, contexts=(Context(request=None, chunk=4),))
+    warmup = last_step(configuration(EAGLE3, 3, index_topk=2), (), dummy)
+    for step in (serve(EAGLE3, contexts=(4,), past=(), acc=(), index_topk=2), warmup):
+        tokens = at(step, "prepared")["input_ids"]
+        scores = [term(n, entry(n, token)) for n, token in enumerate(tokens)]
+        digests = [sum(sorted(scores[: n + 1])[-2:]) % PRIME for n in range(4)]
+        assert at(step, "draft[0]")["hidden_states"] == digests
+        assert at(step, "restored")["new_tokens"] == [[choose(digests[-1])]]
 
 
 @given(scenarios(index_topk=0))
