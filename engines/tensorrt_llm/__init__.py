@@ -11,11 +11,11 @@ from collections.abc import Collection
 import torch
 
 from engines.tensorrt_llm.cpu import EMULATED_DEVICE
-from engines.tensorrt_llm.executor import CALLS, KEYWORD, POSITIONAL
+from engines.tensorrt_llm.executor import CALLS, KEYWORD, POSITIONAL, Options
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
 from engines.tensorrt_llm.probe import Verdict, doctor
 from engines.tensorrt_llm.session import TensorrtLlmSession
-from engines.tensorrt_llm.source import find
+from engines.tensorrt_llm.source import UNGUARDED_VARIABLE, find
 from scenarios import Config, Request, UsageError, closest
 
 __all__ = ["KEYWORD", "POSITIONAL", "TensorrtLlmEngine", "TensorrtLlmSession", "Verdict", "doctor"]
@@ -26,8 +26,9 @@ class TensorrtLlmEngine:
 
     source     directory of a checkout; default: the environment's, else the installed package
     device     "cuda", or "cpu", on which device arguments and graphs are emulated; default: what this machine has
-    metadata   "keyword" or "positional": how a worker's forward is given both metadata objects
-    unguarded  drive a worker that the base's guard rejects, with the guard off while its class is created
+    unguarded  drive a worker that the base's guard rejects, with the guard off while its class is created; default:
+               whether SPECFUZZ_TRTLLM_UNGUARDED is set
+    metadata, separate_draft_kv_cache  see ``executor.Options``
 
     Raises ``UsageError`` when there is nothing to drive.
     """
@@ -39,8 +40,9 @@ class TensorrtLlmEngine:
         source: str | os.PathLike[str] | None = None,
         device: str | None = None,
         *,
+        unguarded: bool | None = None,
         metadata: str = KEYWORD,
-        unguarded: bool = False,
+        separate_draft_kv_cache: bool = True,
     ) -> None:
         has_cuda = torch.cuda.is_available()
         if device not in (None, "cpu", "cuda"):
@@ -49,10 +51,12 @@ class TensorrtLlmEngine:
             raise UsageError(f"device: torch {torch.__version__} finds no CUDA device; write 'cpu'")
         if metadata not in CALLS:
             raise UsageError(f"metadata: {metadata!r} is not known; {closest(metadata, CALLS)}")
+        if unguarded is None:
+            unguarded = bool(os.environ.get(UNGUARDED_VARIABLE))
         emulated = device == "cpu" or not has_cuda
         self.device = EMULATED_DEVICE if emulated else "cuda"
         self.upstream = Upstream(find(source), emulated=emulated, unguarded=unguarded)
-        self._call = metadata
+        self._options = Options(metadata, separate_draft_kv_cache)
 
     def open(
         self,
@@ -67,7 +71,7 @@ class TensorrtLlmEngine:
         if worker is None:
             raise UsageError(f"config.worker: {self._why_not(config.worker)}")
         return TensorrtLlmSession(
-            self.upstream, worker, config, requests, observe=observe, record=record, call=self._call
+            self.upstream, worker, config, requests, observe=observe, record=record, options=self._options
         )
 
     def _why_not(self, worker: str) -> str:
@@ -75,5 +79,5 @@ class TensorrtLlmEngine:
         if error is None:
             return f"no file of {root} defines {worker}; name a worker that `specfuzz doctor` lists"
         if raised_by_guard(error):
-            return f"{worker} is rejected by the guard of its base ({error}); drive it with the guard off"
+            return f"{worker} is rejected by the guard of its base ({error}); set {UNGUARDED_VARIABLE}=1 to drive it so"
         return f"the module of {worker} does not load ({type(error).__name__}: {error}); see `specfuzz doctor`"

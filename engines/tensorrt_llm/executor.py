@@ -6,6 +6,7 @@ draft models, metadata and managers as upstream does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -129,13 +130,13 @@ def _spec_config(upstream: Upstream, config: Config, spec_config: DecodingConfig
     )
 
 
-def _worker(worker_class: type, spec_config: SimpleNamespace) -> nn.Module:
+def _worker(worker_class: type, spec_config: SimpleNamespace, separate: bool) -> nn.Module:
     mapping = MappingStandIn()
     values = {
         "spec_config": spec_config,
         "mapping": mapping,
         "model_config": SimpleNamespace(mapping=mapping),
-        "use_separate_draft_kv_cache": True,
+        "use_separate_draft_kv_cache": separate,
     }
     worker: nn.Module = worker_class(**arguments_for(worker_class, values))
     return worker
@@ -162,7 +163,22 @@ def _spec_metadata(upstream: Upstream, worker_class: type, config: Config, spec_
     return driven(**fields_for(metadata_class, values))
 
 
-def create_py_executor(upstream: Upstream, worker_class: type, config: Config, device: str, call: str) -> PyExecutor:
+@dataclass(frozen=True)
+class Options:
+    """How the worker is called and configured.
+
+    metadata                 "keyword" or "positional": how the metadata reaches its forward
+    separate_draft_kv_cache  whether the draft layers have a KV-cache manager and block tables of their own, which
+                             is upstream's default
+    """
+
+    metadata: str = KEYWORD
+    separate_draft_kv_cache: bool = True
+
+
+def create_py_executor(
+    upstream: Upstream, worker_class: type, config: Config, device: torch.device, options: Options
+) -> PyExecutor:
     """The executor of a configuration. Call it, and everything of it, while ``upstream`` is active."""
     decoding = DecodingConfig(
         spec_dec_mode=MODES[config.worker],
@@ -170,7 +186,6 @@ def create_py_executor(upstream: Upstream, worker_class: type, config: Config, d
         num_extra_kv_tokens=config.num_extra_kv_tokens,
         mask_token_id=MASK_TOKEN,
     )
-    torch_device = torch.device(device)
     manager = KVCacheManager(
         num_layers=2,
         num_blocks=config.num_blocks,
@@ -178,23 +193,23 @@ def create_py_executor(upstream: Upstream, worker_class: type, config: Config, d
         max_seq_len=config.max_seq_len,
         max_total_draft_tokens=decoding.max_total_draft_tokens,
         num_extra_kv_tokens=config.num_extra_kv_tokens,
-        device=torch_device,
+        device=device,
     )
     draft_manager = DraftKVCacheManager(manager)
-    tracer = Tracer(manager.max_blocks_per_seq * config.tokens_per_block, torch_device)
-    draft_model = get_draft_model(decoding.spec_dec_mode, tracer, Steering(config.max_num_requests, torch_device))
+    tracer = Tracer(manager.max_blocks_per_seq * config.tokens_per_block, device)
+    draft_model = get_draft_model(decoding.spec_dec_mode, tracer, Steering(config.max_num_requests, device))
     spec_config = _spec_config(upstream, config, decoding)
-    worker = _worker(worker_class, spec_config)
+    worker = _worker(worker_class, spec_config, options.separate_draft_kv_cache)
     model_engine = ModelEngine(
         upstream.metadata_class,
         draft_manager,
-        model=OneEngineModel(tracer, draft_model, worker, ResourceManager(draft_manager), call),
+        model=OneEngineModel(tracer, draft_model, worker, ResourceManager(draft_manager), options.metadata),
         spec_config=decoding,
         spec_metadata=_spec_metadata(upstream, worker_class, config, spec_config),
         kv_cache_manager=manager,
-        cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, torch_device),
+        cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, device),
         max_num_requests=config.max_num_requests,
         max_num_tokens=config.max_num_tokens,
-        device=torch_device,
+        device=device,
     )
     return PyExecutor(model_engine, manager, SpecSampler(), config.error_budget)

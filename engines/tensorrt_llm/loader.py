@@ -61,6 +61,7 @@ class _Finder(MetaPathFinder):
 
     def __init__(self, source: Source, behaviours: dict[str, Any]) -> None:
         self.behaviours = behaviours
+        self.served: set[str] = set()
         self._package = attention_package(source.layout)
         self._other = next(attention_package(p) for p in ATTENTION_PACKAGES if p != source.layout)
         self.real = {
@@ -77,6 +78,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] not in ROOTS:
             return None
+        self.served.add(fullname)
         if fullname == self._other or fullname.startswith(self._other + "."):
             original = importlib.import_module(self._package + fullname[len(self._other) :])
             return ModuleSpec(fullname, _AliasLoader(original), is_package=True)
@@ -184,7 +186,7 @@ class Upstream:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        outside = _take_out()
+        outside = _others()
         sys.modules.update(self._modules)
         sys.meta_path.insert(0, self._finder)
         try:
@@ -193,7 +195,7 @@ class Upstream:
                 yield
         finally:
             sys.meta_path.remove(self._finder)
-            self._modules = _take_out()
+            self._modules = {n: sys.modules.pop(n) for n in self._finder.served if n in sys.modules}
             sys.modules.update(outside)
 
     def load(self, class_name: str) -> type | None:
@@ -240,7 +242,9 @@ def _guard_off(base: Any) -> Iterator[None]:
         base.__init_subclass__ = guard
 
 
-def _take_out() -> dict[str, ModuleType]:
-    """Remove every module below ``ROOTS`` from ``sys.modules`` and return them."""
-    names = [n for n in sys.modules if n.startswith(ROOTS) and n.partition(".")[0] in ROOTS]
+def _others() -> dict[str, ModuleType]:
+    """Remove what somebody else has imported of ``ROOTS`` from ``sys.modules`` and return it."""
+    if not any(root in sys.modules for root in ROOTS):
+        return {}
+    names = [n for n in sys.modules if n.partition(".")[0] in ROOTS]
     return {n: sys.modules.pop(n) for n in names}

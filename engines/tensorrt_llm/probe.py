@@ -8,12 +8,13 @@ import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
-from engines.tensorrt_llm.source import SPECULATIVE, attention_package, find
+from engines.tensorrt_llm.source import SPECULATIVE, UNGUARDED_VARIABLE, attention_package, find
 from scenarios import WORKERS, UsageError
 
 METADATA_CLASSES = {
@@ -54,6 +55,7 @@ class Capabilities:
     forward_defined_in: tuple[str, ...]
 
 
+@lru_cache(maxsize=32)
 def capabilities(worker: type, base: type, attention_metadata: type) -> Capabilities:
     """Look at ``worker``, its base ``SpecWorkerBase`` and ``AttentionMetadata``."""
     own = worker.__mro__[: worker.__mro__.index(base)]
@@ -112,7 +114,8 @@ def doctor(source: str | os.PathLike[str] | None = None) -> list[Verdict]:
 
     Raises ``UsageError`` when there is neither a checkout nor an installed package.
     """
-    upstream = Upstream(find(source), emulated=not torch.cuda.is_available())
+    unguarded = bool(os.environ.get(UNGUARDED_VARIABLE))
+    upstream = Upstream(find(source), emulated=not torch.cuda.is_available(), unguarded=unguarded)
     driven = [_base(upstream, "attention", "AttentionMetadata"), _base(upstream, "interface", "SpecWorkerBase")]
     driven += [_worker(upstream, name) for name in WORKERS]
     return driven + _not_driven(upstream)
@@ -132,6 +135,8 @@ def _worker(upstream: Upstream, name: str) -> Verdict:
     if cls is not None:
         features = capabilities(cls, upstream.interface.SpecWorkerBase, upstream.attention.AttentionMetadata)
         reasons = ["post-fix" if features.forward_defined_in[:1] == ("SpecWorkerBase",) else "pre-fix"]
+        if name in upstream.unguarded:
+            reasons.append("driven without the guard of its base, which rejects it")
         if not features.dynamic_draft_len:
             reasons.append("with draft_len = max_draft_len only, as it does not read runtime_draft_len")
         added = upstream.supplements.get(cls.__module__)
@@ -144,9 +149,8 @@ def _worker(upstream: Upstream, name: str) -> Verdict:
     if error is None:
         return Verdict(name, False, "no file defines it", where)
     if raised_by_guard(error):
-        return Verdict(
-            name, False, f"pre-fix, and the base's guard rejects it: {error} (can be driven without the guard)", where
-        )
+        reason = f"pre-fix, and the base's guard rejects it: {error} (set {UNGUARDED_VARIABLE}=1 to drive it so)"
+        return Verdict(name, False, reason, where)
     return Verdict(name, False, f"its module does not load: {type(error).__name__}: {error}", where)
 
 

@@ -11,7 +11,7 @@ import torch
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.session import PortableSession
 from engines.tensorrt_llm.cpu import EMULATED_DEVICE
-from engines.tensorrt_llm.executor import create_py_executor
+from engines.tensorrt_llm.executor import Options, create_py_executor
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.probe import capabilities
 from faults import Seam
@@ -22,6 +22,7 @@ class TensorrtLlmSession(PortableSession):
     """One worker of upstream living through a scenario; see ``engines.base.Session``.
 
     attn_metadata  the real, long-lived metadata of eager steps
+    features       what its worker class is capable of
     """
 
     def __init__(
@@ -33,12 +34,12 @@ class TensorrtLlmSession(PortableSession):
         *,
         observe: bool,
         record: Collection[str],
-        call: str,
+        options: Options,
     ) -> None:
         self._upstream = upstream
         self._worker_class = worker
-        self._call = call
-        self._features = capabilities(worker, upstream.interface.SpecWorkerBase, upstream.attention.AttentionMetadata)
+        self._options = options
+        self.features = capabilities(worker, upstream.interface.SpecWorkerBase, upstream.attention.AttentionMetadata)
         device = torch.device("cpu" if upstream.emulated else "cuda")
         with upstream.active():
             super().__init__(config, requests, device, observe=observe, record=record)
@@ -47,7 +48,7 @@ class TensorrtLlmSession(PortableSession):
     def step(self, step: Step) -> StepTrace:
         """Execute one iteration; ``UsageError`` for a draft length that this worker's version cannot run."""
         longest = self._config.max_draft_len
-        if step.draft_len != longest and not self._features.dynamic_draft_len:
+        if step.draft_len != longest and not self.features.dynamic_draft_len:
             name = self._config.worker
             raise UsageError(
                 f"steps[{len(self._steps)}].draft_len: {name} of this source always drafts max_draft_len tokens; "
@@ -61,7 +62,7 @@ class TensorrtLlmSession(PortableSession):
         upstream = self._upstream
         module = self._worker_class.__module__
         classes = {
-            "forward_defined_in": list(self._features.forward_defined_in),
+            "forward_defined_in": list(self.features.forward_defined_in),
             "guard_off": self._config.worker in upstream.unguarded,
             "supplements": list(upstream.supplements.get(module, ())),
         }
@@ -69,13 +70,13 @@ class TensorrtLlmSession(PortableSession):
         return Trace("tensorrt_llm", device, tuple(self._steps), classes)
 
     def _create_executor(self, config: Config, device: torch.device) -> PyExecutor:
-        return create_py_executor(self._upstream, self._worker_class, config, device.type, self._call)
+        return create_py_executor(self._upstream, self._worker_class, config, device, self._options)
 
     def _line_sites(self) -> tuple[list[Path], Path]:
         return [Path(file) for file in self._upstream.files.values()], self._upstream.source.root
 
     def _seams(self) -> list[Seam]:
-        verify = self._features.acceptance[0]
+        verify = self.features.acceptance[0]
         return [
             replace(seam, attribute=verify) if seam.site == "worker.sample_and_accept_draft_tokens" else seam
             for seam in super()._seams()

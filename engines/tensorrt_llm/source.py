@@ -13,6 +13,8 @@ from scenarios import UsageError
 
 PACKAGE = "tensorrt_llm"
 SOURCE_VARIABLE = "SPECFUZZ_TRTLLM_SOURCE"
+UNGUARDED_VARIABLE = "SPECFUZZ_TRTLLM_UNGUARDED"
+"""Set to anything: drive workers that the guard of their base rejects."""
 HOW_TO_PROVIDE = (
     f"install {PACKAGE}, or point --trtllm-source or {SOURCE_VARIABLE} at a checkout of NVIDIA/TensorRT-LLM "
     "(a directory that holds tensorrt_llm/_torch; no build is needed)"

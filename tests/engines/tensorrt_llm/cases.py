@@ -16,20 +16,21 @@ def _requests(*prompt_lens: int) -> tuple[Request, ...]:
 def life(worker: str) -> Scenario:
     """A whole life: general warm-up, a capture, a prompt in one go, a mixed batch, generations, a replay, an end."""
     agree = KMAX if WORKERS[worker].drafts_for_contexts else 0
-    k, row, first = {"draft_len": KMAX}, Generation, min(agree, 2)
-    dummies = (row(request=None, past=10, accept=3), row(request=None, past=20, accept=2))
+    first = min(agree, 2)
+    dummies = (Generation(request=None, past=10, accept=3), Generation(request=None, past=20, accept=2))
+    dummy = Context(request=None, chunk=5, agree=agree)
     steps = (
-        Step(phase=Phase.WARMUP, contexts=(Context(request=None, chunk=5, agree=agree),), generations=dummies, **k),
-        Step(phase=Phase.CAPTURE, generations=dummies, **k),
-        Step(contexts=(Context(request=0, chunk=5, agree=first), Context(request=1, chunk=3)), **k),
+        Step(draft_len=KMAX, phase=Phase.WARMUP, contexts=(dummy,), generations=dummies),
+        Step(draft_len=KMAX, phase=Phase.CAPTURE, generations=dummies),
+        Step(draft_len=KMAX, contexts=(Context(request=0, chunk=5, agree=first), Context(request=1, chunk=3))),
         Step(
+            draft_len=KMAX,
             contexts=(Context(request=2, chunk=2, agree=agree),),
-            generations=(row(request=0, agree=3), row(request=1, agree=1)),
-            **k,
+            generations=(_row(0, 3), _row(1, 1)),
         ),
-        Step(phase=Phase.REPLAY, generations=(row(request=0, agree=1), row(request=2, agree=3)), **k),
-        Step(generations=(row(request=2), row(request=1, agree=3)), finish=(1,), **k),
-        Step(generations=(row(request=0, agree=2),), **k),
+        Step(draft_len=KMAX, phase=Phase.REPLAY, generations=(_row(0, 1), _row(2, 3))),
+        Step(draft_len=KMAX, generations=(_row(2, 0), _row(1, 3)), finish=(1,)),
+        Step(draft_len=KMAX, generations=(_row(0, 2),)),
     )
     return Scenario(config=Config(worker=worker, max_draft_len=KMAX), requests=_requests(5, 3, 2), steps=steps)
 

@@ -31,4 +31,5 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 @pytest.fixture(autouse=True)
 def _no_source_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECFUZZ_TRTLLM_SOURCE", raising=False)
+    monkeypatch.delenv("SPECFUZZ_TRTLLM_UNGUARDED", raising=False)
     monkeypatch.delenv("TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS", raising=False)

@@ -46,7 +46,12 @@ def test_the_doctor_lists_bases_and_workers_with_their_files(tree):
     assert "max_draft_len only" in {v.name: v for v in doctor(tree("pre-fix"))}["PARDWorker"].reason
 
 
-def test_the_doctor_gives_the_reason_why_not(tree, tmp_path):
+def test_the_doctor_gives_the_reason_why_not(tree, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECFUZZ_TRTLLM_UNGUARDED", "1")
+    unguarded = {v.name: v for v in doctor(tree("post-fix", pard="pre-fix"))}["PARDWorker"]
+    assert unguarded.drivable
+    assert "without the guard" in unguarded.reason
+    monkeypatch.delenv("SPECFUZZ_TRTLLM_UNGUARDED")
     mixed = {v.name: v for v in doctor(tree("post-fix", pard="pre-fix"))}
     assert not mixed["PARDWorker"].drivable
     assert "the base's guard rejects it: PARDWorker overrides forward" in mixed["PARDWorker"].reason

@@ -49,6 +49,15 @@ def test_metadata_by_position_gives_the_same_trace(engine, worker):
 
 
 @pytest.mark.parametrize("worker", WORKERS)
+def test_with_one_cache_for_all_layers_the_trace_is_the_same_once_there_are_generations(tree, worker):
+    shared = TensorrtLlmEngine(tree("settled"), device="cpu", separate_draft_kv_cache=False)
+    apart = TensorrtLlmEngine(tree("settled"), device="cpu")
+    scenario = life(worker)
+    traces = [values(run(engine, scenario).steps[0]) for engine in (shared, apart)]
+    assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
 def test_the_trace_is_that_of_the_portable_engine_and_both_leave_the_process_as_it_was(engine, worker):
     scenario = life(worker)
     before = run(PortableEngine(), scenario)
@@ -129,11 +138,12 @@ def test_after_the_fix_a_non_final_chunk_ends_with_a_token_that_is_not_the_promp
     assert {"inputs-equal-reference", "chunked-equals-one-shot"} <= found
 
 
-def test_a_worker_that_the_guard_rejects_is_refused_or_driven_without_the_guard(engine):
+def test_a_worker_that_the_guard_rejects_is_refused_or_driven_without_the_guard(engine, monkeypatch):
     mixed = {"era": "post-fix", "pard": "pre-fix"}
     with pytest.raises(UsageError, match="PARDWorker is rejected by the guard of its base"):
         engine(**mixed).open(Config(worker="PARDWorker", max_draft_len=1))
-    unguarded = engine(**mixed, unguarded=True)
+    monkeypatch.setenv("SPECFUZZ_TRTLLM_UNGUARDED", "1")
+    unguarded = engine(**mixed, unguarded=None)
     verdict = verify(life("PARDWorker"), lambda s: run(unguarded, s), relations=False)
     assert {v.invariant for v in verdict.violations} == {"forward-not-overridden"}
     assert verdict.trace.classes == {

@@ -1,0 +1,193 @@
+"""Upstream's own worker and metadata classes, with CUDA tensors and real CUDA graphs.
+
+What is verified:
+
+1. Nothing is skipped. Without a CUDA device, or without a source in ``SPECFUZZ_TRTLLM_SOURCE`` (a checkout of
+   NVIDIA/TensorRT-LLM; no build is needed), every test fails and says what is missing.
+2. Whatever the doctor calls drivable is driven: each worker lives through general warm-up, the warm-up runs and the
+   capture of a CUDA graph, prompts, mixed batches, generations and a replay of that graph. A worker that the class
+   guard of PR #16382 rejects is reported as rejected, and driven without the guard.
+3. The trace on CUDA is the trace of the CPU emulation, value by value: a field named ``*_cuda`` holds on the device
+   what it holds in the emulation. While a graph is captured the device cannot be read, so those values are absent.
+4. The same holds for failing steps: a fault at each seam of a mixed batch, in serving and in general warm-up, and
+   on Python 3.12 and newer at each line of upstream's loaded modules that the mixed batch passes.
+5. The state that a step leaves behind is the same on both, and on both it is rewritten before it is read (PR #16382,
+   PR #17381).
+6. Metadata passed by position gives the trace of metadata passed by keyword.
+7. After each test the device still computes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engines import LINES, SEAMS, run
+from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine, doctor
+from engines.tensorrt_llm.leftovers import READ, evidence
+from engines.tensorrt_llm.source import HOW_TO_PROVIDE, SOURCE_VARIABLE
+from invariants import verify
+from scenarios import WORKERS, Phase, Scenario, StepTrace, Trace, check
+from tests.engines.tensorrt_llm.cases import chunked, failing, life, varying
+
+MIXED, WARM_UP = 3, 0
+"""Steps of ``life``."""
+
+OWN = {"identity", "worker_state"}
+"""Labels of tensor objects, which differ from run to run."""
+
+KNOWN = {
+    "forward-not-overridden": "pre-fix workers define forward (PR #16382)",
+    "saved-state-empty": "pre-fix workers leak the saved state of a failed step (PR #16382)",
+    "restored-identity": "the same leak, seen by the objects that stay exchanged",
+    "steps-complete": "the same leak, in the steps after the failed one",
+    "kv-lens-balanced": "pre-fix workers owe the rewind of a failed step (PR #16382)",
+    "restored-layout": "num_contexts and request types are not put back (PR #17381)",
+    "layout-equals-reference": "num_contexts and request types are not put back (PR #17381)",
+}
+"""Invariants that these versions of upstream are known to violate in the scenarios of this module, and why."""
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    """The checkout that was asked for."""
+    path = os.environ.get(SOURCE_VARIABLE)
+    if not path:
+        pytest.fail(f"{SOURCE_VARIABLE} is not set: {HOW_TO_PROVIDE}")
+    if not torch.cuda.is_available():
+        pytest.fail(f"torch {torch.__version__} finds no CUDA device: run this module where there is one")
+    return path
+
+
+@pytest.fixture(scope="module")
+def cuda(source: str) -> TensorrtLlmEngine:
+    """The real classes on CUDA."""
+    return TensorrtLlmEngine(source, "cuda", unguarded=True)
+
+
+@pytest.fixture(scope="module")
+def emulated(source: str) -> TensorrtLlmEngine:
+    """The real classes on the CPU emulation."""
+    return TensorrtLlmEngine(source, "cpu", unguarded=True)
+
+
+@pytest.fixture(autouse=True)
+def _device_survives() -> Iterator[None]:
+    yield
+    if torch.cuda.is_available():
+        assert torch.arange(4, device="cuda").sum().item() == 6
+
+
+def values(step: StepTrace) -> list[tuple[tuple[str, int], str, dict[str, object]]]:
+    """Fields of a step's sub-steps that do not depend on the run."""
+    return [(s.key, s.phase, {k: v for k, v in s.fields.items() if k not in OWN}) for s in step.substeps]
+
+
+def assert_same(on_cuda: Trace, on_cpu: Trace) -> None:
+    """Equal outcomes and sub-steps; every field that was observed on CUDA has the emulation's value."""
+    assert (on_cuda.device, on_cpu.device) == ("cuda", "cpu (emulated)")
+    assert [step.outcome for step in on_cuda.steps] == [step.outcome for step in on_cpu.steps]
+    for seen, expected in zip(on_cuda.steps, on_cpu.steps, strict=True):
+        names, wanted = ([s.key for s in step.substeps] for step in (seen, expected))
+        assert names == wanted
+        for (key, phase, fields), (_, _, other) in zip(values(seen), values(expected), strict=True):
+            assert fields == {name: other[name] for name in fields}, f"step {seen.index}, {key}"
+            if phase != "capture":
+                assert fields.keys() == other.keys()
+
+
+def without_startup(scenario: Scenario) -> Scenario:
+    """The eager served steps alone."""
+    return replace(scenario, steps=tuple(step for step in scenario.steps if step.phase is Phase.EAGER))
+
+
+def scenarios_of(engine: TensorrtLlmEngine, worker: str) -> list[Scenario]:
+    """Scenarios that this version of the worker can run."""
+    chosen = [life(worker), chunked(worker)]
+    session = engine.open(chosen[0].config)
+    dynamic = session.features.dynamic_draft_len
+    session.close()
+    return [check(scenario) for scenario in ([*chosen, varying(worker)] if dynamic else chosen)]
+
+
+def test_the_doctor_finds_every_worker_or_says_why_not(source: str) -> None:
+    verdicts = {verdict.name: verdict for verdict in doctor(source)}
+    assert verdicts["AttentionMetadata"].drivable
+    assert verdicts["SpecWorkerBase"].drivable
+    for worker in WORKERS:
+        verdict = verdicts[worker]
+        assert verdict.drivable or "guard rejects it" in verdict.reason, verdict
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_traces_are_those_of_the_emulation(cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str) -> None:
+    for scenario in scenarios_of(emulated, worker):
+        assert_same(run(cuda, scenario), run(emulated, scenario))
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_whole_life_holds_all_but_what_is_known(cuda: TensorrtLlmEngine, worker: str) -> None:
+    verdict = verify(life(worker), lambda scenario: run(cuda, scenario))
+    assert {v.invariant for v in verdict.violations} <= set(KNOWN)
+    assert verdict.counts["acceptance-equals-reference"][0] > 0
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("step", [MIXED, WARM_UP])
+def test_a_fault_at_any_seam_leaves_the_state_of_the_emulation(
+    cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str, step: int
+) -> None:
+    whole = life(worker)
+    scenario, step = (without_startup(whole), 1) if step == MIXED else (whole, step)
+    sites = run(emulated, scenario, record=[SEAMS]).steps[step].sites
+    for site, occurrences in sites.items():
+        for occurrence in range(1, occurrences + 1):
+            failed = failing(scenario, step, site, occurrence)
+            on_cuda, on_cpu = run(cuda, failed), run(emulated, failed)
+            assert on_cuda.steps[step].fired == 1, f"{site}@{occurrence}"
+            assert_same(on_cuda, on_cpu)
+            verdict = verify(failed, lambda s: run(cuda, s), relations=False)
+            assert {v.invariant for v in verdict.violations} <= set(KNOWN), f"{site}@{occurrence}"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="line sites need Python 3.12")
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_fault_at_any_line_leaves_the_state_of_the_emulation(
+    cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str
+) -> None:
+    scenario = without_startup(life(worker))
+    sites = run(emulated, scenario, record=[LINES]).steps[1].sites
+    files = {site.split(":")[1] for site in sites}
+    assert {path.rpartition("/")[2] for path in files} >= {"interface.py"}
+    for site in sites:
+        failed = failing(scenario, 1, site)
+        on_cuda, on_cpu = run(cuda, failed), run(emulated, failed)
+        assert on_cuda.steps[1].fired == 1, site
+        assert_same(on_cuda, on_cpu)
+        verdict = verify(failed, lambda s: run(cuda, s), relations=False)
+        assert {v.invariant for v in verdict.violations} <= set(KNOWN), site
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_what_is_left_behind_is_rewritten_before_it_is_read(
+    cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str
+) -> None:
+    for scenario in (life(worker), failing(life(worker), MIXED, "draft_model.logits")):
+        on_cuda, on_cpu = evidence(cuda, scenario), evidence(emulated, scenario)
+        left = [(step, item.field, item.left, item.fate) for step, items in on_cuda.items() for item in items]
+        assert left == [(step, item.field, item.left, item.fate) for step, items in on_cpu.items() for item in items]
+        assert not [entry for entry in left if entry[-1] == READ]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_metadata_by_position_gives_the_same_trace(source: str, worker: str) -> None:
+    by = {
+        call: run(TensorrtLlmEngine(source, "cuda", metadata=call, unguarded=True), life(worker))
+        for call in (KEYWORD, POSITIONAL)
+    }
+    assert [values(s) for s in by[POSITIONAL].steps] == [values(s) for s in by[KEYWORD].steps]
