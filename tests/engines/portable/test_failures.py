@@ -41,7 +41,7 @@ def check_failed(worker: str, failed: StepTrace) -> None:
         assert last["kv_lens_cuda"] in ends
 
 
-@pytest.mark.parametrize(("worker", "draft_len"), list(zip(WORKERS, (2, 1, 1, 2))))
+@pytest.mark.parametrize(("worker", "draft_len"), list(zip(WORKERS, (2, 1, 1, 1))))
 def test_wherever_a_call_fails_the_next_step_does_not_notice(worker: str, draft_len: int) -> None:
     """Out of memory in the general warm-up, at each call in turn, on one engine (PR #16382).
 
@@ -52,7 +52,7 @@ def test_wherever_a_call_fails_the_next_step_does_not_notice(worker: str, draft_
     case = scenario(worker, (), step, max_draft_len=2)
     sites = go(case, observe=False, record=(SEAMS, TORCH)).steps[0].sites
     faults = [Fault(site=site, occurrence=n, kind=FaultKind.OOM) for site in sites for n in range(1, sites[site] + 1)]
-    assert len(faults) > 250
+    assert len(faults) > 200
     session = ENGINE.open(case.config)
     clean = seen(session.step(step))
     for number, fault in enumerate(faults):
@@ -62,7 +62,7 @@ def test_wherever_a_call_fails_the_next_step_does_not_notice(worker: str, draft_
         check_failed(worker, failed)
         got_to = seen(failed)[:-1]
         assert got_to == clean[: len(got_to)], fault
-        if number % 8 == 0:
+        if number % 16 == 0:
             assert seen(session.step(step)) == clean, fault
     assert seen(session.step(step)) == clean
 
