@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -26,6 +27,11 @@ def host_tensor(values: Sequence[int], device: torch.device) -> torch.Tensor:
     (PR #15546).
     """
     return maybe_pin_memory(torch.tensor(values, dtype=torch.int32), device)
+
+
+def is_graph_warmup(attn_metadata: Any) -> bool:
+    """Whether this forward warms a graph up: several of them share one preparation."""
+    return bool(attn_metadata.is_cuda_graph) and not is_current_stream_capturing()
 
 
 def is_current_stream_capturing() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,7 @@ class PyTorchModelEngine:
         max_num_requests: int,
         max_num_tokens: int,
         device: torch.device,
+        attn_metadata_class: Callable[..., Any] = TrtllmAttentionMetadata,
     ) -> None:
         self.model = model
         self.spec_config = spec_config
@@ -51,7 +53,7 @@ class PyTorchModelEngine:
         self.kv_cache_manager = kv_cache_manager
         self.cuda_graph_runner = cuda_graph_runner
         self.device = device
-        self.attn_metadata = TrtllmAttentionMetadata(
+        self.attn_metadata = attn_metadata_class(
             max_num_requests=max_num_requests,
             max_num_tokens=max_num_tokens,
             device=device,

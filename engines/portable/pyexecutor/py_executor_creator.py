@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
+from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
+from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
+from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering, get_draft_model
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
@@ -12,8 +17,8 @@ from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
-from engines.tracer import Tracer
-from scenarios import Config
+from engines.tracer import SparseTracer, Tracer
+from scenarios import BACKENDS, Config
 from scenarios.tracer import MASK_TOKEN
 
 
@@ -25,7 +30,9 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         num_extra_kv_tokens=config.num_extra_kv_tokens,
         mask_token_id=MASK_TOKEN,
     )
-    kv_cache_manager = KVCacheManager(
+    sparse = BACKENDS[config.attention_backend].sparse
+    cache_class = DSACacheManager if sparse else KVCacheManager
+    kv_cache_manager = cache_class(
         num_layers=2,
         num_blocks=config.num_blocks,
         tokens_per_block=config.tokens_per_block,
@@ -34,7 +41,8 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         num_extra_kv_tokens=config.num_extra_kv_tokens,
         device=device,
     )
-    tracer = Tracer(kv_cache_manager.max_blocks_per_seq * config.tokens_per_block, device)
+    slots = kv_cache_manager.max_blocks_per_seq * config.tokens_per_block
+    tracer = SparseTracer(slots, device, config.index_topk) if sparse else Tracer(slots, device)
     steering = Steering(config.max_num_requests, device)
     draft_model = get_draft_model(spec_config.spec_dec_mode, tracer, steering)
     model_engine = PyTorchModelEngine(
@@ -46,5 +54,10 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_num_requests=config.max_num_requests,
         max_num_tokens=config.max_num_tokens,
         device=device,
+        attn_metadata_class=(
+            partial(DSAtrtllmAttentionMetadata, max_draft_tokens=config.max_draft_len)
+            if sparse
+            else TrtllmAttentionMetadata
+        ),
     )
     return PyExecutor(model_engine, kv_cache_manager, SpecSampler(), config.error_budget)

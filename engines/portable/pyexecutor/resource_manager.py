@@ -33,7 +33,7 @@ class KVCacheManager:
         self.tokens_per_block = tokens_per_block
         self.max_seq_len = max_seq_len
         # A request at its longest is granted one more set of draft slots (PR #12306).
-        self.max_blocks_per_seq = self._blocks(max_seq_len + max_total_draft_tokens)
+        self.max_blocks_per_seq = min(self._blocks(max_seq_len + max_total_draft_tokens), num_blocks)
         self.num_extra_kv_tokens = num_extra_kv_tokens
         self.device = device
         self.num_blocks = num_blocks

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engines.portable._utils import is_current_stream_capturing
+from engines.portable._utils import is_graph_warmup
 from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.linear import DraftInputs, LinearSpecWorker
 
@@ -20,9 +20,7 @@ class DraftTargetOneModelWorker(LinearSpecWorker):
 
     def _fields_to_save(self, attn_metadata: Any) -> tuple[str, ...]:
         fields = super()._fields_to_save(attn_metadata)
-        # The forwards that warm a graph up share one preparation.
-        warming_up = attn_metadata.is_cuda_graph and not is_current_stream_capturing()
-        return (*fields, "kv_lens_cuda") if warming_up else fields
+        return (*fields, "kv_lens_cuda") if is_graph_warmup(attn_metadata) else fields
 
     def _drafter_hidden_states(self, draft_model: Any, hidden_states: Tensor, spec_metadata: SpecMetadata) -> None:
         return None

@@ -7,17 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.portable._utils import is_current_stream_capturing
+from engines.portable._utils import is_graph_warmup
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
 
 
 class PARDSpecMetadata(SpecMetadata):
     """What PARD knows of the step; nothing beside the base's."""
-
-
-def _warming_up(attn_metadata: Any) -> bool:
-    """Whether this forward warms a graph up: several of them share one preparation."""
-    return bool(attn_metadata.is_cuda_graph) and not is_current_stream_capturing()
 
 
 class PARDWorker(SpecWorkerBase):
@@ -52,7 +47,7 @@ class PARDWorker(SpecWorkerBase):
 
     def _fields_to_save(self, attn_metadata: Any) -> tuple[str, ...]:
         fields = super()._fields_to_save(attn_metadata)
-        return (*fields, "kv_lens_cuda") if _warming_up(attn_metadata) else fields
+        return (*fields, "kv_lens_cuda") if is_graph_warmup(attn_metadata) else fields
 
     def _forward_impl(
         self,
@@ -97,7 +92,7 @@ class PARDWorker(SpecWorkerBase):
 
     def _apply_kv_rewind_after_draft(self, attn_metadata: Any) -> None:
         """Take ``1 - acc`` off again, once; while a graph warms up the original lengths are back already."""
-        if _warming_up(attn_metadata):
+        if is_graph_warmup(attn_metadata):
             self._kv_rewind_pending = False
             return
         gens = attn_metadata.kv_lens_cuda[self._kv_rewind_nc : self._kv_rewind_bs]
