@@ -5,14 +5,16 @@ with Python's integers, so they are applied as they are; this module adds what a
 is, and its digest out of the pages that the block table names.
 
 A *pool* is int64 [pages, tokens_per_block]; a *table* is int32 [n, pages per row]. Nothing here waits for the
-device, so all of it can be captured in a CUDA graph.
+device, so all of it can be captured in a CUDA graph. It stands for a model's kernels and is no part of an engine:
+torch function modes, and so fault sites, do not see its calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -20,13 +22,29 @@ from torch import Tensor
 from scenarios import tracer
 from scenarios.tracer import EMPTY, MASK_TOKEN, PRIME, VOCAB_SIZE
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 entry = cast(Callable[[Tensor, Tensor], Tensor], tracer.entry)
 term = cast(Callable[[Tensor, Tensor], Tensor], tracer.term)
-choose = cast(Callable[[Tensor], Tensor], tracer.choose)
-disagree = cast(Callable[[Tensor], Tensor], tracer.disagree)
 
 _ONE_POSITION: Final = VOCAB_SIZE
 """By how much an entry grows when its position grows by one."""
+
+
+def _unseen(function: Callable[P, T]) -> Callable[P, T]:
+    """Keep torch function modes from seeing what the function calls."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return call
+
+
+choose = _unseen(cast(Callable[[Tensor], Tensor], tracer.choose))
+disagree = _unseen(cast(Callable[[Tensor], Tensor], tracer.disagree))
 
 
 @dataclass(frozen=True)
@@ -37,6 +55,7 @@ class Rows:
     index: Tensor
 
 
+@_unseen
 def locate(cu_q: Tensor, cu_kv: Tensor, rows: int) -> Rows:
     """Place ``rows`` rows, given the running totals of query and KV lengths (int [n + 1], from 0 on).
 
@@ -62,6 +81,16 @@ def _read(pool: Tensor, table: Tensor) -> Tensor:
     return pool.index_select(0, table.reshape(-1)).view(table.shape[0], -1)
 
 
+def _shifted(target: Tensor, draft: Tensor) -> Tensor:
+    """Tokens that a drafter with shift 1 sees, by what lies in its slot before each token's and in the target's."""
+    return torch.where(draft == EMPTY, target, draft + _ONE_POSITION)
+
+
+def _filled(target: Tensor, draft: Tensor) -> Tensor:
+    """Tokens that a drafter without shift sees."""
+    return torch.where(draft == EMPTY, target, draft)
+
+
 def _digest(totals: Tensor, rows: Rows, ahead: int = 0) -> Tensor:
     """The running total of each row's sequence at its own index plus ``ahead``, modulo PRIME."""
     index = (rows.index + ahead).clamp_(0, totals.shape[1] - 1)
@@ -72,26 +101,28 @@ class Tracer:
     """Target and drafters over pools whose block tables span ``slots`` tokens per row."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        self._index = torch.arange(slots, device=device)
+        # A drafter with shift 1 sees one token more than it has slots.
+        self._index = torch.arange(slots + 1, device=device)
+        self._slots = slots
 
+    @_unseen
     def target(self, pool: Tensor, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows, once their entries are written: int64 [rows]."""
         _write(pool, table, rows, entry(positions.long(), tokens.long()))
-        return _digest(term(self._index, _read(pool, table)).cumsum(1), rows)
+        return _digest(self._scores(_read(pool, table)).cumsum(1), rows)
 
+    @_unseen
     def shifted(
         self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Digests of draft rows that are given the token after their position, and each row's own term in it."""
         own = entry(positions.long(), tokens.long())
         _write(draft_pool, table, rows, own)
-        drafted = _read(draft_pool, table)[:, :-1]
-        seen = _read(target_pool, table)
-        # Slot s of the drafter holds what slot s + 1 of the target will.
-        seen[:, 1:] = torch.where(drafted == EMPTY, seen[:, 1:], drafted + _ONE_POSITION)
-        digests = _digest(term(self._index, seen).cumsum(1), rows, ahead=1)
+        seen = self._read_shifted(target_pool, draft_pool, table)
+        digests = _digest(self._scores(seen).cumsum(1), rows, ahead=1)
         return digests, term(rows.index + 1, own + _ONE_POSITION)
 
+    @_unseen
     def parallel(
         self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor,
         masks: int,
@@ -102,21 +133,163 @@ class Tracer:
         had chosen each of them.
         """
         _write(draft_pool, table, rows, entry(positions.long(), tokens.long()))
-        drafted = _read(draft_pool, table)
-        seen = torch.where(drafted == EMPTY, _read(target_pool, table), drafted)
-        known = (seen == EMPTY) | ((seen - tracer.entry(0, MASK_TOKEN)) % _ONE_POSITION != 0)
-        last_known = torch.where(known, self._index, -1).cummax(1).values
-        totals = term(self._index, seen).cumsum(1)
-        last = self._index.shape[0] - 1
-        start = torch.take(last_known, rows.sequence * (last + 1) + rows.index.clamp(0, last))
-        digests = _digest(totals, Rows(rows.sequence, start))
+        seen = _filled(_read(target_pool, table), _read(draft_pool, table))
+        start = self._last_known(seen, rows)
+        digests = _digest(self._scores(seen).cumsum(1), Rows(rows.sequence, start))
         for step in range(1, masks + 1):
-            index = (start + step).clamp_(max=last)
-            guess = torch.take(seen, rows.sequence * (last + 1) + index) - MASK_TOKEN + choose(digests)
+            index, guess = self._guess(seen, rows, start + step, digests)
             digests = torch.where(start + step <= rows.index, (digests + term(index, guess)) % PRIME, digests)
         return digests
 
+    def _scores(self, seen: Tensor) -> Tensor:
+        """Terms of every sequence's tokens, the first one in column 0."""
+        return term(self._index[: seen.shape[1]], seen)
 
+    def _read_shifted(self, target_pool: Tensor, draft_pool: Tensor, table: Tensor) -> Tensor:
+        """Tokens that a drafter with shift 1 sees in every sequence: int64 [n, slots + 1]."""
+        seen = torch.nn.functional.pad(_read(target_pool, table), (0, 1), value=EMPTY)
+        seen[:, 1:] = _shifted(seen[:, 1:], _read(draft_pool, table))
+        return seen
+
+    def _last_known(self, seen: Tensor, rows: Rows) -> Tensor:
+        """Index of the token before the run of masks that ends at each row; the row's own if it is no mask."""
+        known = (seen == EMPTY) | ((seen - tracer.entry(0, MASK_TOKEN)) % _ONE_POSITION != 0)
+        last_known = torch.where(known, self._index[:-1], -1).cummax(1).values
+        return torch.take(last_known, rows.sequence * self._slots + rows.index.clamp(0, self._slots - 1))
+
+    def _guess(self, seen: Tensor, rows: Rows, index: Tensor, digests: Tensor) -> tuple[Tensor, Tensor]:
+        """``index`` within the table, and the entry there with the token that the digests choose for the mask."""
+        index = index.clamp(max=self._slots - 1)
+        return index, torch.take(seen, rows.sequence * self._slots + index) - MASK_TOKEN + choose(digests)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Tokens that rows attend to, ``k`` per list: int64 [rows, lists, k] each.
+
+    tokens  their numbers in the sequence, in no order; -1 for none
+    ranks   what they were selected by, higher first; -1 for none
+    """
+
+    tokens: Tensor
+    ranks: Tensor
+
+
+class SparseTracer(Tracer):
+    """The same where each row sees the ``index_topk`` tokens that an indexer selects.
+
+    Whose pages the selected tokens are read from is for the engine to say: between ``select...`` and ``attend...``
+    it turns numbers of tokens into slots, counted through the pool; -1 stands for a slot that there is not.
+    """
+
+    def __init__(self, slots: int, device: torch.device, index_topk: int) -> None:
+        super().__init__(slots, device)
+        self._topk = index_topk
+
+    @_unseen
+    def store(
+        self, pool: Tensor, table: Tensor, rows: Rows, key_pool: Tensor, key_slots: Tensor, positions: Tensor,
+        tokens: Tensor,
+    ) -> None:  # fmt: skip
+        """Write the entries of rows to their slots of the main pool, and to the given ones of the indexer's."""
+        entries = entry(positions.long(), tokens.long())
+        _write(pool, table, rows, entries)
+        key_pool.view(-1).scatter_(0, key_slots, entries)
+
+    @_unseen
+    def select(self, key_pool: Tensor, table: Tensor, rows: Rows, last: Tensor) -> Selection:
+        """What target rows see of the tokens up to ``last`` (int64 [rows]) of their sequences: one list per row."""
+        return self._select(_read(key_pool, table), rows, last.unsqueeze(1))
+
+    @_unseen
+    def attend(self, pool: Tensor, chosen: Selection, slots: Tensor) -> Tensor:
+        """Digests of target rows: int64 [rows]. ``slots`` of the selected tokens, int64 [rows, k]."""
+        return _total(chosen.tokens[:, 0], _at(pool, slots))
+
+    @_unseen
+    def select_shifted(
+        self, target_keys: Tensor, draft_keys: Tensor, table: Tensor, rows: Rows, last: Tensor
+    ) -> Selection:
+        """The same for draft rows with shift 1: up to the token after ``last``, then up to ``last``."""
+        seen = self._read_shifted(target_keys, draft_keys, table)
+        return self._select(seen, rows, torch.stack([last + 1, last], dim=1))
+
+    @_unseen
+    def attend_shifted(
+        self, target_pool: Tensor, draft_pool: Tensor, chosen: Selection, slots: Tensor, slots_before: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Digests of draft rows with shift 1, and what each row's own token adds to it: two of int64 [rows].
+
+        ``slots`` of the selected tokens and of the tokens before them, int64 [rows, 2 * k] each.
+        """
+        entries = _shifted(_at(target_pool, slots), _at(draft_pool, slots_before))
+        with_own, without = _total(chosen.tokens, entries.view_as(chosen.tokens)).unbind(1)
+        return with_own, (with_own - without) % PRIME
+
+    @_unseen
+    def select_known(
+        self, pools: tuple[Tensor, Tensor], table: Tensor, keys: tuple[Tensor, Tensor], key_table: Tensor, rows: Rows
+    ) -> tuple[Tensor, Tensor, Selection]:
+        """For draft rows without shift, whose runs of masks are guessed later: what comes before the run.
+
+        Returns the tokens of the sequences, int64 [n, slots], the last one before each row's run, and the selection.
+        """
+        seen = _filled(*(_read(pool, table) for pool in pools))
+        start = self._last_known(seen, rows)
+        chosen = self._select(_filled(*(_read(pool, key_table) for pool in keys)), rows, start.unsqueeze(1))
+        return seen, start, chosen
+
+    @_unseen
+    def attend_parallel(
+        self, target_pool: Tensor, draft_pool: Tensor, chosen: Selection, slots: Tensor, seen: Tensor, rows: Rows,
+        start: Tensor, masks: int,
+    ) -> Tensor:  # fmt: skip
+        """Digests of draft rows without shift, with up to ``masks`` masks guessed one by one: int64 [rows].
+
+        Each guess competes with what was selected before it; what lost once cannot come back.
+        """
+        tokens, ranks = chosen.tokens[:, 0], chosen.ranks[:, 0]
+        terms = _terms(tokens, _filled(_at(target_pool, slots), _at(draft_pool, slots)))
+        digests = terms.sum(1) % PRIME
+        for step in range(1, masks + 1):
+            index, guess = self._guess(seen, rows, start + step, digests)
+            score = term(index, guess)
+            rank = torch.where(start + step <= rows.index, self._rank(score, index), -1)
+            best = torch.cat([ranks, rank.unsqueeze(1)], dim=1).topk(ranks.shape[1], sorted=False)
+            added = torch.where(rank < 0, 0, score).unsqueeze(1)
+            ranks, terms = best.values, torch.cat([terms, added], dim=1).gather(1, best.indices)
+            digests = terms.sum(1) % PRIME
+        return digests
+
+    def _rank(self, scores: Tensor, index: Tensor) -> Tensor:
+        """A number for each score that no other has: of equal scores the lower index is first."""
+        return scores * (self._slots + 1) + (self._slots - index)
+
+    def _select(self, keys: Tensor, rows: Rows, last: Tensor) -> Selection:
+        """Of each row's tokens up to ``last``, int64 [rows, lists], those with the highest scores."""
+        index = self._index[: keys.shape[1]]
+        ranks = torch.where(keys == EMPTY, -1, self._rank(self._scores(keys), index))
+        of_rows = ranks.index_select(0, rows.sequence).unsqueeze(1)
+        allowed = torch.where(index <= last.unsqueeze(2), of_rows, -1)
+        best = allowed.topk(min(self._topk, len(index)), sorted=False)
+        return Selection(torch.where(best.values < 0, -1, best.indices), best.values)
+
+
+def _at(pool: Tensor, slots: Tensor) -> Tensor:
+    """Entries in slots that are counted through the pool; EMPTY for -1."""
+    return torch.where(slots < 0, EMPTY, torch.take(pool, slots.clamp(min=0)))
+
+
+def _terms(tokens: Tensor, entries: Tensor) -> Tensor:
+    return torch.where(tokens < 0, 0, term(tokens, entries))
+
+
+def _total(tokens: Tensor, entries: Tensor) -> Tensor:
+    """Digests of lists of tokens, -1 for none."""
+    return _terms(tokens, entries).sum(-1) % PRIME
+
+
+@_unseen
 def one_hot(tokens: Tensor) -> Tensor:
     """Logits that choose ``tokens`` (int64 [rows]) beyond doubt: float32 [rows, VOCAB_SIZE]."""
     logits: Any = torch.zeros(tokens.shape[0], VOCAB_SIZE, device=tokens.device)

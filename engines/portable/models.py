@@ -11,16 +11,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
+from engines.portable.attention.backends.trtllm import TrtllmAttention
 from engines.portable.speculative.interface import SpeculativeDecodingMode
-from engines.tracer import Rows, Tracer, choose, disagree, locate, one_hot
+from engines.tracer import Rows, SparseTracer, Tracer, choose, disagree, locate, one_hot
 from scenarios.tracer import PRIME
 
 HIDDEN_SIZE: Final = 2
 NUM_LAYERS: Final = 3
 """Layers of the target whose outputs a drafter may read: the digest times 1, 2 and 3."""
-TARGET_LAYER: Final = 0
-DRAFT_LAYER: Final = 1
-"""Layers of the KV cache."""
 
 
 class LMHead(nn.Module):
@@ -79,11 +78,12 @@ class SteeredLogitsProcessor(nn.Module):
 
 
 class TracerModel(nn.Module):
-    """Base of target and drafters: finds its rows in the cache."""
+    """Base of target and drafters: finds its rows in the cache, and attends as the tracer does."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
-        self.tracer = tracer
+        backend = DSATrtllmAttention if isinstance(tracer, SparseTracer) else TrtllmAttention
+        self.attention = backend(tracer)
 
     def _place(self, attn_metadata: Any, num_rows: int) -> tuple[Tensor, Rows]:
         """Block table, int32 [n, pages], and rows."""
@@ -97,8 +97,7 @@ class TargetModel(TracerModel):
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
         table, rows = self._place(attn_metadata, input_ids.shape[0])
-        pool = attn_metadata.kv_cache_manager.get_buffers(TARGET_LAYER)
-        digests = self.tracer.target(pool, table, rows, position_ids.squeeze(0), input_ids)
+        digests = self.attention.target(attn_metadata, table, rows, position_ids.squeeze(0), input_ids)
         hidden_states = digests.unsqueeze(1).expand(-1, HIDDEN_SIZE)
         for layer in range(NUM_LAYERS):
             if spec_metadata.is_layer_capture(layer):
@@ -114,9 +113,7 @@ class ShiftedDraftModel(TracerModel):
     ) -> Tensor:
         """Hidden rows: the digest, and what the head chooses from."""
         table, rows = self._place(attn_metadata, input_ids.shape[0])
-        manager = attn_metadata.kv_cache_manager
-        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(DRAFT_LAYER)
-        digests, own = self.tracer.shifted(*pools, table, rows, position_ids, input_ids)
+        digests, own = self.attention.shifted(attn_metadata, table, rows, position_ids, input_ids)
         choices = digests if hidden_states is None else (2 * (hidden_states[:, 0] + own) - digests) % PRIME
         return torch.stack([digests, choices], dim=1)
 
@@ -171,10 +168,8 @@ class PARDLayers(TracerModel):
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
         table, rows = self._place(attn_metadata, input_ids.shape[0])
-        manager = attn_metadata.kv_cache_manager
-        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(DRAFT_LAYER)
         masks = spec_metadata.runtime_tokens_per_gen_step - 1 if attn_metadata.num_generations else 0
-        digests = self.tracer.parallel(*pools, table, rows, position_ids, input_ids, masks)
+        digests = self.attention.parallel(attn_metadata, table, rows, position_ids, input_ids, masks)
         return digests.unsqueeze(1).expand(-1, HIDDEN_SIZE)
 
 

@@ -1,17 +1,23 @@
-"""``TrtllmAttentionMetadata``: the buffers that the TRTLLM attention kernels read."""
+"""The TRTLLM backend: ``TrtllmAttentionMetadata``, the buffers that its kernels read, and attention over them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import Tensor
 
 from engines.portable._utils import host_tensor, maybe_pin_memory
 from engines.portable.attention.backends.interface import AttentionMetadata
+from engines.tracer import Rows, Tracer
 
 if TYPE_CHECKING:
     from engines.portable.speculative.interface import SpecMetadata
+
+TARGET_LAYER: Final = 0
+DRAFT_LAYER: Final = 1
+"""Layers of the KV cache."""
 
 
 def linear_packed_mask(width: int) -> torch.Tensor:
@@ -134,3 +140,35 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         self.spec_decoding_generation_lengths.fill_(width)
         self.spec_decoding_position_offsets = self._linear_offsets[:, :width]
         self.spec_decoding_packed_mask = self._linear_mask[:, :width, : -(-width // 32)]
+
+
+class TrtllmAttention:
+    """Dense attention of target and drafter, on the tracer model: each row sees all of its sequence before it.
+
+    All methods take the block table of the batch, int32 [n, pages], where the rows lie, their positions and tokens,
+    int32 [rows], and write the rows' entries first.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    def target(self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Digests of target rows: int64 [rows]."""
+        pool = attn_metadata.kv_cache_manager.get_buffers(TARGET_LAYER)
+        return self.tracer.target(pool, table, rows, positions, tokens)
+
+    def shifted(
+        self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Digests of draft rows with shift 1, and what their own tokens add: two of int64 [rows]."""
+        manager = attn_metadata.kv_cache_manager
+        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(DRAFT_LAYER)
+        return self.tracer.shifted(*pools, table, rows, positions, tokens)
+
+    def parallel(
+        self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor, masks: int
+    ) -> Tensor:
+        """Digests of draft rows without shift, up to ``masks`` masks at their end guessed: int64 [rows]."""
+        manager = attn_metadata.kv_cache_manager
+        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(DRAFT_LAYER)
+        return self.tracer.parallel(*pools, table, rows, positions, tokens, masks)

@@ -1,0 +1,58 @@
+"""The KV cache of a sparse backend: beside each layer's pool one for the keys of its indexer, in the same pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from torch import Tensor
+
+from engines.portable._utils import host_tensor
+from engines.portable.pyexecutor.resource_manager import KVCacheManager
+
+_SCALE_BYTES: Final = 4
+"""Bytes of one scale: float32."""
+
+
+class DSACacheManager(KVCacheManager):
+    """Pages of tokens as its base has them; a page of the indexer's cache holds the keys of the same tokens.
+
+    A key is ``index_head_dim`` bytes of FP8 data and a scale for each ``quant_block_size`` of them. A page has the
+    data of all of its tokens, then their scales; both are named by byte offsets into the layer's pool. The tracer
+    keeps a token's entry where its data begins, so a pool is int64 [num_blocks, tokens_per_block] here.
+    """
+
+    index_head_dim = 128
+    quant_block_size = 128
+    indexer_k_cache_page_scale = 1
+    """Pages of the indexer's pool per page of the main one."""
+
+    def __init__(self, *, num_layers: int, **options: Any) -> None:
+        super().__init__(num_layers=2 * num_layers, **options)
+        self.num_layers = num_layers
+
+    @property
+    def index_scale_bytes(self) -> int:
+        """Bytes of a token's scales."""
+        return self.index_head_dim // self.quant_block_size * _SCALE_BYTES
+
+    @property
+    def index_page_bytes(self) -> int:
+        """Bytes of a page of the indexer's cache."""
+        return self.tokens_per_block * (self.index_head_dim + self.index_scale_bytes)
+
+    def get_indexer_k_cache_buffers(self, layer_idx: int) -> Tensor:
+        """The indexer's pool of a layer: int64 [num_blocks, tokens_per_block]."""
+        return self.get_buffers(self.num_layers + layer_idx)
+
+    def get_indexer_slots(self, byte_offsets: Tensor) -> Tensor:
+        """Which token of the pool each byte offset of data lies in, counted from its first page on: int64."""
+        pages, rest = byte_offsets // self.index_page_bytes, byte_offsets % self.index_page_bytes
+        return pages * self.tokens_per_block + rest // self.index_head_dim
+
+    def get_pool_block_indices(self, request_ids: Sequence[int]) -> Tensor:
+        """Pages of each request, in order: int32 [n, max_blocks_per_seq], host. Columns after them are 0."""
+        columns = self.max_blocks_per_seq
+        padding = [0] * columns
+        pages = [page for request_id in request_ids for page in (self.get_block_ids(request_id) + padding)[:columns]]
+        return host_tensor(pages, self.device).view(len(request_ids), columns)
