@@ -21,11 +21,10 @@ from scenarios import (
     Schedule,
     Step,
     check,
-    dumps,
 )
 
 Edit = Callable[[Scenario], Iterator[Scenario]]
-"""Variants of a scenario, each of them smaller in one place; they need not be valid."""
+"""Variants of a scenario, each of them with less to read in one place; they need not be valid."""
 
 
 def shrink(
@@ -45,7 +44,7 @@ def shrink(
                 # After a success the list is made anew, and its beginning has been tried already.
                 for place, variant in enumerate(edit(best)):
                     candidate = repair(variant) if place >= done else None
-                    if candidate is None or candidate in tried or size(candidate) >= size(best):
+                    if candidate is None or candidate in tried:
                         continue
                     if len(tried) > runs or time.monotonic() >= until:
                         return best
@@ -56,12 +55,6 @@ def shrink(
                 else:
                     break
     return best
-
-
-def size(scenario: Scenario) -> tuple[int, int, int, str]:
-    """Order of scenarios by how much there is to read in them."""
-    text = dumps(scenario)
-    return len(scenario.steps), sum(len(step.rows) for step in scenario.steps), len(text), text
 
 
 def repair(scenario: Scenario) -> Scenario | None:

@@ -16,6 +16,7 @@ from scenarios import (
     Step,
     Violation,
     check,
+    dumps,
 )
 
 MIXED = check(
@@ -58,6 +59,12 @@ FINDING = Finding(
     ),
     raised_at="speculative/mtp.py:12",
 )
+
+
+def size(scenario: Scenario) -> tuple[int, int, int, str]:
+    """Order of scenarios by how much there is to read in them."""
+    text = dumps(scenario)
+    return len(scenario.steps), sum(len(step.rows) for step in scenario.steps), len(text), text
 
 
 def events(*more: Event, workers: tuple[str, ...] = ("MTPEagleWorker", "PARDWorker")) -> list[Event]:

@@ -9,7 +9,7 @@ from fuzz.explain import SCREEN, explain, scenario_lines
 from invariants import Verdict
 from scenarios import Config, Context, Generation, Request, Scenario, Step, Substep, Trace, Violation, check
 from tests.fuzz.conftest import Snapshot
-from tests.fuzz.fakes import Forgetful
+from tests.fuzz.fakes import Forgetful, edit
 from tests.fuzz.samples import FINDING, MIXED
 
 
@@ -36,6 +36,14 @@ def test_the_first_difference_is_marked() -> None:
     marked = [line.text for line in explain(FINDING, verdict(forgetful())) if line.marked]
     assert marked[-1].split() == [">", "restored", "num_contexts", "1", "0"]
     assert "> steps[2] eager K=1: context 1 (5 tokens), generation 0 (drafts agree 1); finishes 0" in marked
+
+
+def test_later_differences_are_told_apart_from_the_first() -> None:
+    trace = forgetful()
+    third = edit(trace.steps[2], "updated", free_blocks=0)
+    lines = list(explain(FINDING, verdict(replace(trace, steps=(*trace.steps[:2], third)))))
+    assert lines[-1].text.split() == ["!", "updated", "free_blocks", "12", "0"]
+    assert not lines[-1].marked
 
 
 def test_without_a_run_there_is_no_timeline(snapshot: Snapshot) -> None:

@@ -101,6 +101,8 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 def test_another_engine_or_defect() -> None:
     moved = subject().on("portable", "cuda", bug="TRT-04/MTPEagleWorker", seed_bug=True)
     assert (moved.engine, moved.device, moved.active_bug) == ("portable", "cuda", "TRT-04/MTPEagleWorker")
+    # A finding under a defect stays under it.
+    assert subject(bug="TRT-04/MTPEagleWorker", seeded=True).on(None, "cpu").active_bug == "TRT-04/MTPEagleWorker"
     with pytest.raises(UsageError, match="--engine: no engine is called 'porta'"):
         subject().on("porta", None)
     with pytest.raises(UsageError, match=r"^--with-bug: it names no defect; write one, see `specfuzz list bugs`$"):

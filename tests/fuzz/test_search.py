@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from fuzz import search
 from fuzz.events import BatchFinished, Event, FindingFound, HarnessError, Tally, UnitFinished, UnitRefused
 from fuzz.journal import Journal, read_case
-from fuzz.shrink import size
 from fuzz.unit import Unit, run_unit
-from invariants import verify
+from invariants import Relation, all_invariants, verify
 from scenarios import Scenario, Trace, check
 from tests.fuzz import fakes
+from tests.fuzz.samples import size
 
 
 def unit(engine: str, **options: object) -> Unit:
@@ -53,7 +53,9 @@ def test_a_sound_engine_yields_counts_and_nothing_else() -> None:
     assert tally.planned == tally.fired > 10
     assert tally.reached == tally.held
     assert tally.reached["output-lossless"] > 0
-    assert tally.reached["next-step-equals-never-failed-twin"] > 0
+    # Of the relations, one per case, but all of them in turn.
+    for relation in ("next-step-equals-never-failed-twin", "batch-equals-requests-alone", "row-order-does-not-matter"):
+        assert tally.reached[relation] > 0
     assert "num_contexts" in tally.observed
     assert "identity" not in tally.observed
 
@@ -123,6 +125,15 @@ def test_what_is_excluded_is_not_asked() -> None:
     (found,) = findings(events)
     assert "restored-layout" not in (found.finding.invariant, *found.also)
     assert "restored-layout" not in total(events).reached
+
+
+def test_an_excluded_relation_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    relations = tuple(i.slug for i in all_invariants() if isinstance(i, Relation))
+    opened = []
+    monkeypatch.setattr(fakes.Sound, "tamper", lambda self, step, done: opened.append(done.index == 0) or done)
+    tally = total(list(run_unit(unit("Sound", faults=(), max_cases=10, exclude=relations))))
+    assert sum(opened) == 10
+    assert not set(relations) & set(tally.reached)
 
 
 def test_only_named_invariants_are_asked_and_always_whether_faults_surface() -> None:

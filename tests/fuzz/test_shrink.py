@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from fuzz.shrink import repair, shrink, size
+from fuzz.shrink import repair, shrink
 from scenarios import (
     Config,
     Context,
@@ -26,7 +26,7 @@ from scenarios import (
     walk,
 )
 from strategies import scenarios
-from tests.fuzz.samples import MIXED
+from tests.fuzz.samples import MIXED, size
 
 LARGE = check(
     Scenario(
@@ -218,3 +218,17 @@ def test_any_step_can_be_dropped(index: int) -> None:
     repaired = repair(replace(LARGE, steps=LARGE.steps[:index] + LARGE.steps[index + 1 :]))
     assert repaired is not None
     assert len(repaired.steps) >= 3
+
+
+def test_a_replay_without_its_capture_is_run_eagerly() -> None:
+    repaired = repair(replace(LARGE, steps=LARGE.steps[1:]))
+    assert repaired is not None
+    assert [step.phase for step in repaired.steps] == [Phase.WARMUP] + [Phase.EAGER] * 4
+    assert [len(step.rows) for step in repaired.steps] == [len(step.rows) for step in LARGE.steps[1:]]
+
+
+def test_every_variant_has_less_to_read() -> None:
+    tried: list[Scenario] = []
+    shrink(LARGE, lambda candidate: bool(tried.append(candidate)))  # type: ignore[func-returns-value]
+    assert len(tried) > 50
+    assert all(size(candidate) < size(LARGE) for candidate in tried)
