@@ -12,13 +12,16 @@ from torch import Tensor
 from engines.portable._utils import is_current_stream_capturing
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
+from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from faults import is_injected, raised_at
-from scenarios import Config, Phase, Step, Substep
+from scenarios import BACKENDS, Config, Phase, Step, Substep
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
 
 Fields = dict[str, Any]
 
 _IDENTITY = ("_seq_lens", "_seq_lens_cuda", "kv_lens_cuda", "host_request_types", "kv_cache_block_offsets")
+_CACHES = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
+"""What the pools of the KV-cache manager hold, in order; a dense backend has the first two."""
 _WORKER_STATE = ("_spec_dec_attn_metadata", "_kv_rewind_pending")
 """Worker attributes that say whether something is still to be put back."""
 
@@ -55,6 +58,9 @@ class Observer:
         self._kv_cache_manager = executor.kv_cache_manager
         self._worker = worker
         self._label = Labels()
+        sparse = BACKENDS[config.attention_backend].sparse
+        self._sparse = SparseObserver(executor.kv_cache_manager) if sparse else None  # type: ignore[arg-type]
+        self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()
         self._phase = Phase.EAGER
@@ -77,7 +83,9 @@ class Observer:
         self._attn_metadata = attn
         n = attn.num_seqs
         pages = [len(self._kv_cache_manager.get_block_ids(r.py_request_id)) for r in self._batch.all_requests()]
-        fields = self._metadata(attn)
+        if self._sparse is not None:
+            self._sparse.begin(self._batch.all_requests(), attn.kv_lens_runtime.tolist())
+        fields = self._forward_metadata()
         fields.update(
             kv_lens=attn.kv_lens.tolist()[:n],
             kv_lens_runtime=attn.kv_lens_runtime.tolist(),
@@ -123,7 +131,7 @@ class Observer:
 
     def drafting(self, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Before a call of the draft model."""
-        fields = self._metadata(self._attn_metadata)
+        fields = self._forward_metadata()
         if not self._cuda_capture():
             fields["input_ids"] = kwargs["input_ids"].tolist()
             fields["position_ids"] = kwargs["position_ids"].tolist()
@@ -152,14 +160,12 @@ class Observer:
         """Before the requests that are finished end."""
         requests = self._executor.active_requests
         generations = [r for r in self._batch.generation_requests if not r.is_dummy]
-        target_kv, draft_kv = self._cache_content(requests.values())
         fields = self._ledger()
         fields.update(
             emitted={i: list(r.generated) for i, r in requests.items()},
             py_rewind_len={r.py_request_id: r.py_rewind_len for r in generations},
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
-            target_kv=target_kv,
-            draft_kv=draft_kv,
+            **self._cache_content(requests.values()),
         )
         self._add(UPDATED, fields, run=0)
 
@@ -182,7 +188,7 @@ class Observer:
     def _enter(self) -> None:
         self._run += 1
         self._drafts = 0
-        self._add(ENTERED, self._metadata(self._attn_metadata))
+        self._add(ENTERED, self._forward_metadata())
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
         fields = self._metadata(self._attn_metadata)
@@ -197,6 +203,16 @@ class Observer:
         )
         self._add(RESTORED, fields)
 
+    def _forward_metadata(self) -> Fields:
+        """The metadata where a forward of the target or of the drafter is about to read it."""
+        attn = self._attn_metadata
+        fields = self._metadata(attn)
+        if self._sparse is not None:
+            fields.update(self._sparse.host_fields(attn))
+            if not self._cuda_capture():
+                fields.update(self._sparse.device_fields(attn))
+        return fields
+
     def _metadata(self, attn: Any, device: bool = True) -> Fields:
         n = attn.num_seqs
         fields: Fields = {
@@ -209,7 +225,7 @@ class Observer:
             "use_spec_decoding": attn.use_spec_decoding,
             "all_rank_num_tokens": attn.all_rank_num_tokens,
             "_saved_tensors": list(attn._saved_tensors),
-            "identity": {name: self._label(getattr(attn, name)) for name in _IDENTITY},
+            "identity": {name: self._label(getattr(attn, name)) for name in self._objects},
         }
         if device and not self._cuda_capture():
             fields["_seq_lens_cuda"] = attn._seq_lens_cuda.tolist()
@@ -224,21 +240,21 @@ class Observer:
             "free_blocks": manager.get_num_free_blocks(),
         }
 
-    def _cache_content(self, requests: Iterable[LlmRequest]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Entries of the committed slots of each request, in both pools, read in one go."""
+    def _cache_content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, list[int]]]:
+        """Entries of the committed slots of each request, in every pool, read in one go."""
         manager = self._kv_cache_manager
         size = manager.tokens_per_block
         used = {r.py_request_id: r.num_cached_tokens for r in requests}
         blocks = {i: manager.get_block_ids(i)[: -(-tokens // size)] for i, tokens in used.items()}
         pages = torch.tensor([b for owned in blocks.values() for b in owned], dtype=torch.int64, device=manager.device)
         pools = manager.kv_cache_pools.index_select(1, pages).flatten(1).tolist()
-        content: list[dict[int, list[int]]] = [{}, {}]
+        content: dict[str, dict[int, list[int]]] = {name: {} for name, _ in zip(_CACHES, pools)}
         begin = 0
         for i, tokens in used.items():
-            for slots, kept in zip(pools, content):
+            for slots, kept in zip(pools, content.values()):
                 kept[i] = slots[begin : begin + tokens]
             begin += len(blocks[i]) * size
-        return content[0], content[1]
+        return content
 
     def _add(self, name: str, fields: Fields, run: int | None = None) -> None:
         number = max(self._run, 0) if run is None else run
