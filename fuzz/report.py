@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -222,7 +223,7 @@ def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> Iterator[str
     columns = []
     for column in zip(*lines):
         width = max(map(len, column))
-        numbers = all(cell[:1].isdigit() or cell == "-" for cell in column[1:])
+        numbers = all(re.fullmatch(r"[\d./]+|-", cell) for cell in column[1:])
         columns.append([cell.rjust(width) if numbers else cell.ljust(width) for cell in column])
     for line in zip(*columns):
         yield "  ".join(line).rstrip()
