@@ -7,7 +7,7 @@ from typing import Final
 from invariants.case import StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
-from scenarios import Phase
+from scenarios import FIELDS, Phase
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED
 
 LAYOUT: Final = (
@@ -24,8 +24,8 @@ LAYOUT: Final = (
 
 _AROUND: Final = (PREPARED, ENTERED, RESTORED, FAILED)
 """Sub-steps at which no forward of the worker is under way."""
-_ON_DEVICE: Final = ("_cuda", "block_offsets")
-"""How the names of device tensors end."""
+_ON_DEVICE: Final = frozenset(field for field, what in FIELDS.items() if what.startswith("device"))
+"""Fields that are tensors on the device."""
 
 
 @invariant("forward-not-overridden", reads=(), museum=("TRT-01",))
@@ -159,7 +159,7 @@ def graph_buffers_stable(step: StepCase, check: Check) -> None:
     for now, then in zip(step.runs[:1], captured.runs[-1:], strict=False):
         if now.entered is not None and then.entered is not None:
             seen, labels = now.entered.seen.get("identity", {}), then.entered.seen.get("identity", {})
-            expected = {f: label for f, label in labels.items() if f in seen and f.endswith(_ON_DEVICE)}
+            expected = {f: label for f, label in labels.items() if f in seen and f in _ON_DEVICE}
             actual = {f: seen[f] for f in expected}
             if expected:
                 check.equal(now.entered, "identity", expected, actual, "the graph reads the tensor of its capture")
@@ -190,4 +190,4 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
 def _device_tensors(step: StepCase) -> dict[str, str]:
     """Labels of the device tensors that a step is prepared in."""
     labels = step.prepared.seen.get("identity", {}) if step.prepared is not None else {}
-    return {field: label for field, label in labels.items() if field.endswith(_ON_DEVICE)}
+    return {field: label for field, label in labels.items() if field in _ON_DEVICE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from heapq import heappop, heappush
 
 from invariants.case import StepCase
 from invariants.check import Check
@@ -12,18 +13,27 @@ from scenarios.tracer import PRIME, choose, entry, term
 
 
 class Greedy:
-    """Greedy decoding of one prompt by the target model alone: one request, one token at a time, no drafts."""
+    """Greedy decoding of one prompt by the target model alone: one request, one token at a time, no drafts.
 
-    def __init__(self, seed: int, request: int, prompt_len: int) -> None:
+    With ``index_topk`` the target attends sparsely: of all terms it adds up the largest ones.
+    """
+
+    def __init__(self, seed: int, request: int, prompt_len: int, index_topk: int = 0) -> None:
         self._digest = 0
         self._position = 0
+        self._terms: list[int] = []
+        self._topk = index_topk
         self._tokens: list[int] = []
         for token in prompt(seed, request, prompt_len):
             self._feed(token)
 
     def _feed(self, token: int) -> None:
-        slot = entry(self._position, token)
-        self._digest = (self._digest + term(self._position, slot)) % PRIME
+        added = term(self._position, entry(self._position, token))
+        if self._topk:
+            heappush(self._terms, added)
+            if len(self._terms) > self._topk:
+                added -= heappop(self._terms)
+        self._digest = (self._digest + added) % PRIME
         self._position += 1
 
     def tokens(self, count: int) -> list[int]:
@@ -49,7 +59,8 @@ def output_lossless(step: StepCase, check: Check) -> None:
     if moment is None:
         return
     for request, tokens in moment.seen.get("emitted", {}).items():
-        text = greedy(case.config.seed, request, case.prompt_lens[request]).tokens(len(tokens))
+        decoding = greedy(case.config.seed, request, case.prompt_lens[request], case.config.index_topk)
+        text = decoding.tokens(len(tokens))
         check.equal(moment, "emitted", text, tokens, f"what the target says to the prompt of request {request}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step, check
 
 EAGLE, PARD, DRAFT_TARGET = "Eagle3OneModelWorker", "PARDWorker", "DraftTargetOneModelWorker"
@@ -14,6 +16,11 @@ def _config(worker: str) -> Config:
 def _agree(worker: str, count: int) -> int:
     """``agree`` of a context row."""
     return count if WORKERS[worker].drafts_for_contexts else 0
+
+
+def sparse(scenario: Scenario) -> Scenario:
+    """The same scenario on the DSA backend."""
+    return check(replace(scenario, config=replace(scenario.config, attention_backend="DSA", index_topk=3)))
 
 
 def served(worker: str) -> Scenario:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scenarios import Scenario, Trace
-from tests.invariants.cases import DRAFT_TARGET, EAGLE, PARD, failing, served, started_up
+from tests.invariants.cases import DRAFT_TARGET, EAGLE, PARD, failing, served, sparse, started_up
 from tests.invariants.synthetic import edit, edit_step
 
 
@@ -93,6 +93,7 @@ def _lengths_of_prepared(by: int) -> Callable[[Trace], Trace]:
 MIXED, PARALLEL = served(EAGLE), served(PARD)
 STARTED, TARGET_STARTED = started_up(EAGLE), started_up(DRAFT_TARGET)
 FAILING, PARALLEL_FAILING = failing(EAGLE), failing(PARD)
+SPARSE, SPARSE_PARALLEL, SPARSE_STARTED = sparse(MIXED), sparse(PARALLEL), sparse(STARTED)
 GRAPH_RUN = 2
 """The run of the capture itself: two warm-up runs come before."""
 
@@ -189,6 +190,31 @@ _ROWS = [
     _at("inputs-equal-reference", MIXED, 1, "prepared", "gather_ids", _swap),
 ]
 
+_SPARSE = [
+    # The map of the target's layout in a draft call, and what follows from it: slots of the wrong row and position.
+    _set("req-idx-matches-layout", SPARSE, 1, "draft[1]", "req_idx_per_token", [0, 0]),
+    _set("req-idx-matches-layout", SPARSE_STARTED, 1, "entered", "req_idx_per_token", [0, 1] * 4, GRAPH_RUN),
+    _at("req-idx-matches-layout", SPARSE, 2, "prepared", "req_idx_per_token", lambda rows: rows[:-1]),
+    _at("slots-in-own-pages", SPARSE, 1, "draft[1]", "slot_owners", lambda owners: [owners[0], [0, 8]]),
+    _at("slots-in-own-pages", SPARSE_PARALLEL, 2, "draft[0]", "slot_owners", _put(3, [-1, -1])),
+    _at("slots-in-own-pages", SPARSE_STARTED, 3, "entered", "slot_owners", _swap),
+    _at("slots-in-own-pages", SPARSE, 2, "prepared", "slot_mapping_fp8", lambda slots: [slots[1], *slots[1:]]),
+    _at("gen-indptr-consistent", SPARSE, 1, "draft[1]", "gen_kv_indptr", _bump(1, by=3)),
+    _at("gen-indptr-consistent", SPARSE, 1, "draft[0]", "gen_cached_token_indptr", _bump(1)),
+    _at("gen-indptr-consistent", SPARSE_PARALLEL, 2, "draft[0]", "gen_kv_indptr", _bump(2, by=-2)),
+    _at("gen-kv-lens-in-every-column", SPARSE, 1, "draft[2]", "kv_lens_cuda_2d", _put(0, [9, 9, 9, 8])),
+    _at("gen-kv-lens-in-every-column", SPARSE, 2, "prepared", "kv_lens_cuda_2d", lambda lens: [n[:1] for n in lens]),
+    _at("sparse-tables-name-owned-pages", SPARSE, 2, "prepared", "block_table", _swap),
+    _at("sparse-tables-name-owned-pages", SPARSE, 2, "draft[1]", "indexer_k_cache_block_offsets", _put(1, [0, 0])),
+    _at("indexer-keys-equal-cache", SPARSE, 2, "updated", "draft_indexer_kv", _put(1, [0])),
+    _at(
+        "indexer-keys-equal-cache", SPARSE_PARALLEL, 2, "updated", "target_indexer_kv", lambda kv: {0: kv[1], 1: kv[0]}
+    ),
+    _set("sparse-maps-equal-reference", SPARSE, 1, "draft[1]", "max_gen_seq_len", 4),
+    _set("sparse-maps-equal-reference", SPARSE, 1, "draft[2]", "req_idx_per_token", [0, 0]),
+    _at("sparse-maps-equal-reference", SPARSE, 2, "prepared", "slot_owners", _swap),
+]
+
 _ACCEPTANCE = [
     _set("acceptance-in-range", MIXED, 2, "verified", "num_accepted_tokens", [3, 5]),
     _set("acceptance-in-range", MIXED, 1, "restored", "new_tokens_lens", [2, 4]),
@@ -266,4 +292,4 @@ _RELATIONS = [
     _at("chunked-equals-one-shot", MIXED, 6, "updated", "emitted", _put(1, [])),
 ]  # fmt: skip
 
-MUTATIONS = [*_LIFECYCLE, *_COUNTERS, *_KV_LENS, *_ROWS, *_ACCEPTANCE, *_KV_CACHE, *_OUTPUT, *_RELATIONS]
+MUTATIONS = [*_LIFECYCLE, *_COUNTERS, *_KV_LENS, *_ROWS, *_SPARSE, *_ACCEPTANCE, *_KV_CACHE, *_OUTPUT, *_RELATIONS]

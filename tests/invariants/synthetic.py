@@ -50,6 +50,7 @@ def dressed(scenario: Scenario) -> Trace:
         blocks = {request: list(owned) for request, owned in pages.owned.items()}
         for request in step.finish:
             pages.shrink(pages.owned.pop(request), 0)
+        taken = _dress_sparse(taken, prepared["kv_cache_block_offsets"], config.tokens_per_block)
         steps.append(_dress_step(step, taken, prepared, blocks, config.traits.parallel))
     classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
     return Trace("synthetic", "cpu", tuple(steps), classes)
@@ -65,6 +66,26 @@ def _release(pages: Pages, step: Step, plans: list[RowPlan], tables: list[list[i
             pages.shrink(table, 0)
         elif taken.outcome == "ok":
             pages.shrink(table, held[plan.request])
+
+
+def _dress_sparse(taken: StepTrace, tables: list[list[int]], size: int) -> StepTrace:
+    """Adds the pages and slots that a sparse backend names wherever the oracle says which tokens they belong to."""
+    prepared = taken.find("prepared")
+    if prepared is None or "slot_owners" not in prepared:
+        return taken
+    used = [pages[: -(-kv // size)] for pages, kv in zip(tables, prepared["kv_lens_cuda"], strict=True)]
+    substeps = []
+    for substep in taken.substeps:
+        if "slot_owners" in substep:
+            places = [(tables[row][i // size], i % size) for row, i in substep["slot_owners"]]
+            physical = {
+                "slot_mapping_fp8": [page * size * 132 + offset * 128 for page, offset in places],
+                "block_table": used,
+                "indexer_k_cache_block_offsets": used,
+            }
+            substep = replace(substep, fields={**substep.fields, **physical})
+        substeps.append(substep)
+    return replace(taken, substeps=tuple(substeps))
 
 
 def _dress_step(
