@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from typing import Final
 
 import torch
 
@@ -19,6 +20,8 @@ from engines.tensorrt_llm.source import UNGUARDED_VARIABLE, find
 from scenarios import Config, Request, UsageError, closest
 
 __all__ = ["KEYWORD", "POSITIONAL", "TensorrtLlmEngine", "TensorrtLlmSession", "Verdict", "doctor"]
+
+_BACKEND: Final = "TRTLLM"
 
 
 class TensorrtLlmEngine:
@@ -67,6 +70,11 @@ class TensorrtLlmEngine:
         record: Collection[str] = (),
     ) -> TensorrtLlmSession:
         """Start a session; ``UsageError`` when the source has no such worker or it cannot be driven."""
+        if config.attention_backend != _BACKEND:
+            raise UsageError(
+                f"config.attention_backend: upstream's metadata of {config.attention_backend!r} needs compiled "
+                f"operators; write {_BACKEND!r}"
+            )
         worker = self.upstream.load(config.worker)
         if worker is None:
             raise UsageError(f"config.worker: {self._why_not(config.worker)}")

@@ -161,15 +161,13 @@ def _watched(metadata: Any, accesses: _Accesses) -> Iterator[None]:
 
     class Watched(original):  # type: ignore[misc, valid-type]
         def __getattribute__(self, name: str) -> Any:
-            field = accesses.attributes.get(name) if self is metadata else None
+            field = accesses.attributes.get(name)
             if field is not None and not _in_on_update():
                 accesses.note(field, READ)
             return super().__getattribute__(name)
 
         def __setattr__(self, name: str, value: Any) -> None:
             field = accesses.attributes.get(name) or (name if name in accesses.elements else None)
-            if self is not metadata:
-                field = None
             if field is not None and not (field in _COUNTERS and accesses.holds("num_contexts") and _in_on_update()):
                 accesses.note(field, REWRITTEN)
             super().__setattr__(name, value)

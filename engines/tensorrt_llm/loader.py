@@ -164,7 +164,8 @@ class Upstream:
     @property
     def files(self) -> dict[str, str]:
         """Module under test -> its file, for those loaded so far."""
-        return {name: str(path) for name, path in self._finder.real.items() if name in self._modules}
+        modules = sys.modules if self.source.installed else self._modules
+        return {name: str(path) for name, path in self._finder.real.items() if name in modules}
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from engines.portable import observation
 from engines.tensorrt_llm import TensorrtLlmEngine
 from engines.tensorrt_llm.leftovers import READ, REWRITTEN, UNTOUCHED, differing, evidence, follow, snapshot
 from engines.tensorrt_llm.loader import Upstream
@@ -130,6 +133,22 @@ def test_another_tensor_in_its_place_is_a_rewrite(metadata, upstream):
             metadata.seq_lens = torch.tensor([5, 4, 4], dtype=torch.int32)
 
     assert fates(metadata, prepared, use) == {"_seq_lens": REWRITTEN}
+
+
+def test_what_the_suite_reads_is_no_use(metadata, monkeypatch):
+    monkeypatch.setattr(observation, "__file__", "observation.py")
+    names: dict[str, Any] = {}
+    exec(compile("def look(m): return m.use_spec_decoding, m.kv_lens_cuda.tolist()", "observation.py", "exec"), names)
+    prepared = snapshot(metadata)
+    metadata.use_spec_decoding = True
+    metadata.kv_lens_cuda[0] += 1
+
+    def use():
+        names["look"](metadata)
+        metadata.use_spec_decoding = False
+        assert metadata.kv_lens_cuda.sum() > 0
+
+    assert fates(metadata, prepared, use) == {"use_spec_decoding": REWRITTEN, "kv_lens_cuda": READ}
 
 
 def test_the_metadata_of_a_graph_is_another_object(metadata, upstream):

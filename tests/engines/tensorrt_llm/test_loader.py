@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
+from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.graphs import CpuGraph
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
 from engines.tensorrt_llm.source import open_source
@@ -50,6 +51,7 @@ def test_two_checkouts_take_turns(tree, upstream):
     other = Upstream(open_source(tree("pre-fix")), emulated=True)
     assert other.load("PARDWorker") is not upstream.load("PARDWorker")
     with upstream.active():
+        assert sys.dont_write_bytecode
         assert sys.modules["tensorrt_llm._torch.speculative.interface"] is upstream.interface
     with other.active():
         assert sys.modules["tensorrt_llm._torch.speculative.interface"] is other.interface
@@ -126,13 +128,14 @@ def test_device_arguments_are_rewritten_and_copies_stay_copies(upstream):
     host = torch.zeros(2, dtype=torch.int32)
     with upstream.active():
         device = host.cuda(non_blocking=True)
-        moved = host.to("cuda")
+        moved, moved_too = host.to("cuda"), host.to(device="cuda")
         made = torch.ones(2, device="cuda")
         assert torch.zeros(1, device=torch.device("cuda", 0), pin_memory=False).device.type == "cpu"
         assert torch.zeros(1, pin_memory=True).pin_memory().device.type == "cpu"
         assert torch.tensor([1], device="cpu").device.type == "cpu"
     device += 1
     moved += 1
+    moved_too += 1
     assert made.device.type == "cpu"
     assert host.tolist() == [0, 0]
 
@@ -175,6 +178,20 @@ def test_metadata_of_the_backend_is_the_class_that_the_worker_base_checks_for(up
     assert graph.kv_lens_cuda is not made.kv_lens_cuda
     assert graph.seq_lens.tolist() == [4, 4]
     assert copy.copy(graph).is_cuda_graph
+
+
+def test_a_length_beyond_the_managers_limit_is_refused_extra_tokens_included(upstream):
+    made = _metadata(upstream)
+    made.kv_cache_manager = SimpleNamespace(max_seq_len=8, copy_batch_block_offsets=lambda table, ids: None)
+    made.request_ids, made.prompt_lens = [0], [3]
+    with upstream.active():
+        made.seq_lens = torch.tensor([3], dtype=torch.int32)
+        made.kv_cache_params = KVCacheParams(True, [4], num_extra_kv_tokens=1)
+        made.prepare()
+        made.kv_cache_params = KVCacheParams(True, [4], num_extra_kv_tokens=2)
+        with pytest.raises(AssertionError, match="kv length 9 exceeds max_seq_len 8"):
+            made.prepare()
+    assert made.kv_lens.tolist() == [9, 0, 0]
 
 
 def _metadata(upstream):

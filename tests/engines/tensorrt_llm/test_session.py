@@ -48,6 +48,16 @@ def test_metadata_by_position_gives_the_same_trace(engine, worker):
     assert run(engine(metadata=POSITIONAL), scenario) == run(engine(metadata=KEYWORD), scenario)
 
 
+@pytest.mark.parametrize(("metadata", "named"), [(KEYWORD, 8), (POSITIONAL, 0)])
+def test_arguments_are_passed_as_asked_for(engine, metadata, named):
+    session = engine(metadata=metadata).open(life("PARDWorker").config)
+    seen = []
+    session._model.spec_worker.register_forward_pre_hook(lambda *call: seen.append(call), with_kwargs=True)
+    session.step(life("PARDWorker").steps[0])
+    session.close()
+    assert [(len(args), len(kwargs)) for _, args, kwargs in seen] == [(8 - named, named)]
+
+
 @pytest.mark.parametrize("worker", WORKERS)
 def test_with_one_cache_for_all_layers_the_trace_is_the_same_once_there_are_generations(tree, worker):
     shared = TensorrtLlmEngine(tree("settled"), device="cpu", separate_draft_kv_cache=False)
@@ -178,6 +188,11 @@ def test_a_worker_that_no_file_defines_or_whose_module_fails_is_refused(tree, tm
         engine.open(Config(worker="MTPEagleWorker", max_draft_len=1))
     with pytest.raises(UsageError, match="the module of PARDWorker does not load .NameError"):
         engine.open(Config(worker="PARDWorker", max_draft_len=1))
+
+
+def test_an_attention_backend_of_which_upstream_has_no_python_is_refused(engine):
+    with pytest.raises(UsageError, match="config.attention_backend: .* write 'TRTLLM'"):
+        engine().open(Config(worker="MTPEagleWorker", max_draft_len=1, attention_backend="DSA"))
 
 
 @pytest.mark.parametrize(
