@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from engines.portable.graphs import CpuGraph
+
 EMULATED_DEVICE = "cpu (emulated)"
+
+
+def is_emulated_stream_capturing() -> bool:
+    """What ``torch.cuda.is_current_stream_capturing`` says where graphs are emulated."""
+    return CpuGraph.recording
 
 
 def _is_cuda(value: Any) -> bool:

@@ -21,9 +21,8 @@ from typing import Any, cast
 
 import torch
 
-from engines.portable._utils import is_current_stream_capturing
 from engines.tensorrt_llm.backend import attention_metadata_class
-from engines.tensorrt_llm.cpu import CudaOnCpu
+from engines.tensorrt_llm.cpu import CudaOnCpu, is_emulated_stream_capturing
 from engines.tensorrt_llm.source import ATTENTION_PACKAGES, HOW_TO_PROVIDE, SPECULATIVE, Source, attention_package
 from engines.tensorrt_llm.stand_ins import ROOTS, Logger, StandInModule, behaviours
 from engines.tensorrt_llm.supplements import supplement
@@ -177,7 +176,8 @@ class Upstream:
             stack.enter_context(self._in_place())
             stack.enter_context(_replaced(torch, "compile", _no_compile))
             if self.emulated:
-                stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", is_current_stream_capturing))
+                name = "is_current_stream_capturing"
+                stack.enter_context(_replaced(torch.cuda, name, is_emulated_stream_capturing))
                 stack.enter_context(CudaOnCpu())
             self._depth = 1
             try:

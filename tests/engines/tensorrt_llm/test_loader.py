@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from engines.portable._utils import is_current_stream_capturing
 from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.graphs import CpuGraph
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
@@ -140,11 +141,14 @@ def test_device_arguments_are_rewritten_and_copies_stay_copies(upstream):
     assert host.tolist() == [0, 0]
 
 
-def test_capture_is_emulated(upstream):
+def test_capture_is_emulated(upstream, monkeypatch):
+    # As on a machine with CUDA, where another engine is using it.
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with upstream.active(), CpuGraph().capture():
         assert torch.cuda.is_current_stream_capturing()
     with upstream.active():
         assert not torch.cuda.is_current_stream_capturing()
+        assert not is_current_stream_capturing()
 
 
 def test_members_that_a_newer_worker_wants_are_added_and_named(tree):
