@@ -1,7 +1,7 @@
 """Source lines as fault sites, reached by ``sys.monitoring`` (Python 3.12 or newer).
 
-Events are set for the code objects under some folders only, so no other code is slowed; ``sys.settrace`` is left
-alone, so coverage works as ever.
+Every line reports itself once; those that are no sites are switched off at once, so other code is hardly slowed.
+``sys.settrace`` is left alone, so coverage works as ever.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
 from pathlib import Path
 from threading import get_ident
 from types import CodeType
-from typing import NamedTuple
+from typing import Any
 
 from faults.bracket import Visitor
 from faults.sites import line_site
-from faults.source import fallible_lines, leaves_with, loaded_code, restore_lines
+from faults.source import fallible_lines, leaves_with, restore_lines
 from scenarios.errors import UsageError
 
 _TOOL_IDS = (4, 3, 5)
@@ -28,13 +27,13 @@ _PACKAGE = Path(__file__).resolve().parent
 class Lines:
     """The line sites under ``roots`` (folders or files).
 
-    Paths in site names are relative to ``base``, or to the root when there is none. Code that is loaded while
-    ``monitor`` is active is not monitored.
+    Paths in site names are relative to ``base``, or to the root when there is none.
     """
 
     def __init__(self, roots: Iterable[str | Path], base: str | Path | None = None) -> None:
         self._roots = tuple(Path(root).resolve() for root in roots)
         self._base = Path(base).resolve() if base is not None else None
+        self._paths: dict[str, str | None] = {}
 
     @contextmanager
     def monitor(self, visit: Visitor, *, restoring: bool = False) -> Iterator[None]:
@@ -52,18 +51,23 @@ class Lines:
         if not self._roots:
             raise UsageError("line sites are asked for, but this engine names no source folders; use seams")
         monitoring = sys.monitoring
-        # New code comes with new modules.
-        codes, names = _survey(self._roots, self._base, restoring, len(sys.modules))
         thread = get_ident()
+        # By identity: code objects compare by content, slowly. Each is kept, so that its id stays its own.
+        surveyed: dict[int, tuple[CodeType, dict[int, str]]] = {}
 
-        def on_line(code: CodeType, line: int) -> None:
-            site = names[code.co_filename].get(line)
-            if site is None or get_ident() != thread:
-                return
+        def on_line(code: CodeType, line: int) -> Any:
+            known = surveyed.get(id(code))
+            if known is None:
+                known = surveyed[id(code)] = code, self._sites(code, restoring)
+            site = known[1].get(line)
+            if site is None:
+                return monitoring.DISABLE
+            if get_ident() != thread:
+                return None
             entering = not restoring and line in restore_lines(code.co_filename)[1]
-            if entering and leaves_with(code, sys._getframe(1).f_lasti):
-                return
-            visit(site)
+            if not (entering and leaves_with(code, sys._getframe(1).f_lasti)):
+                visit(site)
+            return None
 
         tool = next((i for i in _TOOL_IDS if monitoring.get_tool(i) is None), None)
         if tool is None:
@@ -71,41 +75,27 @@ class Lines:
         monitoring.use_tool_id(tool, "specfuzz")
         try:
             monitoring.register_callback(tool, monitoring.events.LINE, on_line)
-            for code in codes:
-                monitoring.set_local_events(tool, code, monitoring.events.LINE)
+            # Lines that another set of roots had switched off report again.
+            monitoring.restart_events()
+            monitoring.set_events(tool, monitoring.events.LINE)
             yield
         finally:
-            for code in codes:
-                monitoring.set_local_events(tool, code, 0)
+            monitoring.set_events(tool, 0)
             monitoring.register_callback(tool, monitoring.events.LINE, None)
             monitoring.free_tool_id(tool)
 
-
-class _Survey(NamedTuple):
-    """The code objects under some roots, and file name -> line -> site."""
-
-    codes: list[CodeType]
-    names: dict[str, dict[int, str]]
-
-
-@lru_cache(maxsize=8)
-def _survey(roots: tuple[Path, ...], base: Path | None, restoring: bool, modules: int) -> _Survey:
-    """Looks through all objects of the process, which takes longer than a step: once for so many ``modules``."""
-
-    @cache
-    def path_of(filename: str) -> str | None:
-        return _site_path(Path(filename).resolve(), roots, base)
-
-    codes = loaded_code(lambda filename: path_of(filename) is not None)
-    names: dict[str, dict[int, str]] = {}
-    for code in codes:
+    def _sites(self, code: CodeType, restoring: bool) -> dict[int, str]:
+        """Line -> site of the lines of ``code`` that can raise; none when it is not under the roots."""
+        file = code.co_filename
+        if file not in self._paths:
+            self._paths[file] = _site_path(Path(file).resolve(), self._roots, self._base)
+        path = self._paths[file]
+        if path is None:
+            return {}
         lines = fallible_lines(code)
         if not restoring:
-            lines -= restore_lines(code.co_filename)[0]
-        path = path_of(code.co_filename)
-        assert path is not None
-        names.setdefault(code.co_filename, {}).update((line, line_site(path, line)) for line in lines)
-    return _Survey(codes, names)
+            lines -= restore_lines(file)[0]
+        return {line: line_site(path, line) for line in lines}
 
 
 def _site_path(file: Path, roots: tuple[Path, ...], base: Path | None) -> str | None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ast
 import dis
-import gc
 import linecache
-from collections.abc import Callable
 from functools import cache
-from types import CodeType, FunctionType
+from types import CodeType
 
 # Names of every version from 3.12 on; a version that lacks one simply has no such instruction.
 _HARMLESS_NAMES = (
@@ -26,19 +24,6 @@ _HARMLESS_NAMES = (
 _HARMLESS = frozenset(dis.opmap[name] for name in _HARMLESS_NAMES.split() if name in dis.opmap)
 _EXIT = bytes([dis.opmap["LOAD_CONST"]] * 3)
 _SWAP = bytes([dis.opmap["SWAP"]]) if "SWAP" in dis.opmap else b""
-
-
-def loaded_code(accept: Callable[[str], bool]) -> list[CodeType]:
-    """Code of every function alive whose file name is accepted, functions nested in them included."""
-    pending = [f.__code__ for f in gc.get_objects() if type(f) is FunctionType and accept(f.__code__.co_filename)]
-    # By identity: code objects compare by content, slowly, and events are set for the object.
-    found: dict[int, CodeType] = {}
-    while pending:
-        code = pending.pop()
-        if id(code) not in found:
-            found[id(code)] = code
-            pending += [c for c in code.co_consts if isinstance(c, CodeType)]
-    return list(found.values())
 
 
 def fallible_lines(code: CodeType) -> set[int]:

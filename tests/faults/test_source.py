@@ -8,7 +8,7 @@ from types import CodeType
 
 import pytest
 
-from faults.source import fallible_lines, leaves_with, loaded_code, restore_lines
+from faults.source import fallible_lines, leaves_with, restore_lines
 
 since_312 = pytest.mark.skipif(sys.version_info < (3, 12), reason="the bytecode of 3.12 and newer is meant")
 
@@ -105,15 +105,3 @@ def outer() -> object:
         return lambda: None
 
     return inner
-
-
-def test_loaded_code_holds_each_function_of_the_accepted_files_once() -> None:
-    alive = [outer(), outer()]  # two functions that share their code
-    codes = loaded_code(lambda filename: filename == __file__)
-    names = [code.co_name for code in codes]
-    for name in ("outer", "inner", "<lambda>", "code_of"):
-        assert name in names
-    assert len(alive) == 2
-    assert len({id(code) for code in codes}) == len(codes)
-    assert {code.co_filename for code in codes} == {__file__}
-    assert any(code is outer.__code__ for code in codes)
