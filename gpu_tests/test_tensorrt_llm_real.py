@@ -48,6 +48,7 @@ KNOWN = {
     "steps-complete": "the same leak, in the steps after the failed one",
     "kv-lens-balanced": "pre-fix workers owe the rewind of a failed step (PR #16382)",
     "restored-layout": "num_contexts and request types are not put back (PR #17381)",
+    "request-types-match-layout": "a failure between the assignments of the two leaves them apart (PR #17381)",
     "layout-equals-reference": "num_contexts and request types are not put back (PR #17381)",
 }
 """Invariants that these versions of upstream are known to violate in the scenarios of this module, and why."""
