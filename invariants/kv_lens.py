@@ -121,7 +121,7 @@ def _kv_after_failure(check: Check, step: StepCase, failed: Moment, start: list[
         allowed = course.after_failure()
     kv = failed.seen["kv_lens_cuda"]
     message = f"kv_lens_cuda is {kv}, which no point of the forward explains; prepare wrote {start}"
-    check.that(kv in allowed, failed, "kv_lens_cuda", allowed[0], kv, message)
+    check.that(kv in allowed, failed, "kv_lens_cuda", allowed, kv, message)
 
 
 def _kv(check: Check, moment: Moment | None, expected: list[int], why: str) -> None:
