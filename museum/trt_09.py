@@ -25,3 +25,24 @@ def shallow_copy(patch: Patch) -> None:
             allocate(self)
 
     patch(TrtllmAttentionMetadata, "__post_init__", __post_init__)
+
+
+@bug(
+    "TRT-09",
+    kind="K2",
+    workers=(EAGLE3,),
+    variant="sparse",
+    title="Captured graphs and served batches share the maps of a sparse backend",
+    reference="TensorRT-LLM #17932",
+    caught_by=("graph-buffers-apart",),
+)
+def shallow_copy_of_maps(patch: Patch) -> None:
+    from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
+    from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+
+    allocate = DSAtrtllmAttentionMetadata.__post_init__
+
+    def __post_init__(self: Any) -> None:
+        (TrtllmAttentionMetadata.__post_init__ if self.is_cuda_graph else allocate)(self)
+
+    patch(DSAtrtllmAttentionMetadata, "__post_init__", __post_init__)

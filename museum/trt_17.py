@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from museum.bug import EAGLE3, PARD, Patch, bug
+from museum.trt_16 import hook_forgets
 
 
 @bug(
@@ -22,3 +23,16 @@ def totals_survive_the_hook(patch: Patch) -> None:
         pass
 
     patch(TrtllmAttentionMetadata, "update_for_spec_dec", update_for_spec_dec)
+
+
+@bug(
+    "TRT-17",
+    kind="K1",
+    workers=(EAGLE3, PARD),
+    variant="generations",
+    title="The generations' running totals of a sparse backend stay what prepare made them",
+    reference="TensorRT-LLM #12161",
+    caught_by=("gen-indptr-consistent", "sparse-maps-equal-reference"),
+)
+def totals_of_generations(patch: Patch) -> None:
+    hook_forgets(patch, "gen_kv_indptr", "gen_cached_token_indptr")

@@ -209,6 +209,55 @@ def finishing(worker: str) -> Scenario:
     )
 
 
+SPARSE: Final = {"attention_backend": "DSA", "index_topk": 64}
+
+
+def sparse_batch(worker: str) -> Scenario:
+    """Two prompts on a sparse backend; then both generate and all of their drafts are meant to agree."""
+    rows = (Generation(request=0, agree=K), Generation(request=1, agree=K))
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5, K), _fills(worker, 1, 4, K))),
+        Step(draft_len=K, generations=rows),
+        Step(draft_len=K, generations=rows),
+        prompts=(5, 4),
+        **SPARSE,
+    )
+
+
+def sparse_rejections(worker: str) -> Scenario:
+    """A request on a sparse backend whose drafts do not agree; then drafts that should."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
+        Step(draft_len=K, generations=(Generation(request=0, agree=K),)),
+        Step(draft_len=K, generations=(Generation(request=0),)),
+        prompts=(5,),
+        **SPARSE,
+    )
+
+
+def sparse_beyond_the_table(worker: str) -> Scenario:
+    """Six prompts on a sparse backend, the first as long as the block table admits."""
+    longest = 16 - Config(worker=worker, max_draft_len=K).num_extra_kv_tokens
+    prompts = (longest, 1, 1, 1, 1, 1)
+    contexts = tuple(_fills(worker, i, n, K) for i, n in enumerate(prompts))
+    step = Step(draft_len=K, contexts=contexts)
+    return _scenario(worker, step, prompts=prompts, tokens_per_block=1, max_seq_len=16, **SPARSE)
+
+
+def sparse_graph(worker: str) -> Scenario:
+    """A graph is captured and replayed on a sparse backend."""
+    return _scenario(
+        worker,
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5, K),)),
+        Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=0, agree=K),)),
+        prompts=(5,),
+        **SPARSE,
+    )
+
+
 SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     # A worker is named where it needs a scenario of its own.
     "SGL-01": warm_up_and_serve,
@@ -226,7 +275,13 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-06": prompt,
     "TRT-06/request-types": prompt,
     "TRT-09": replayed,
+    "TRT-09/sparse": sparse_graph,
+    "TRT-12": sparse_batch,
+    "TRT-13": sparse_beyond_the_table,
+    "TRT-13/unclamped": sparse_beyond_the_table,
+    "TRT-16": sparse_rejections,
     "TRT-17": generate,
+    "TRT-17/generations": sparse_rejections,
     "TRT-19": prompt,
     "TRT-23": generate,
     "TRT-24": chunked,
@@ -242,6 +297,8 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-41": prompt,
     "TRT-42": at_the_limit,
     "TRT-45": one_page_each,
+    "TRT-63": sparse_batch,
+    "TRT-63/skipped": sparse_batch,
     "TRT-70": no_drafts_between,
     "TRT-73": no_drafts_between,
     "TRT-75": two_graphs,

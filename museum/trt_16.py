@@ -1,0 +1,52 @@
+"""TRT-16: what is derived from the KV lengths is built in ``prepare``, and the hook refreshes only part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from museum.bug import EAGLE3, PARD, Patch, bug
+
+
+def hook_forgets(patch: Patch, *buffers: str) -> None:
+    """Let ``on_update_kv_lens`` of the DSA backend leave some buffers as they are."""
+    from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
+
+    hook = DSAtrtllmAttentionMetadata.on_update_kv_lens
+
+    def on_update_kv_lens(self: Any) -> None:
+        kept = {name: getattr(self, name) for name in buffers}
+        for name, buffer in kept.items():
+            setattr(self, name, buffer.clone())
+        hook(self)
+        for name, buffer in kept.items():
+            setattr(self, name, buffer)
+
+    patch(DSAtrtllmAttentionMetadata, "on_update_kv_lens", on_update_kv_lens)
+
+
+_TITLE = "The indexer's KV lengths per draft row stay what prepare made them"
+_REFERENCE = "TensorRT-LLM #14133"
+
+
+@bug(
+    "TRT-16",
+    kind="K1",
+    workers=(EAGLE3,),
+    title=_TITLE,
+    reference=_REFERENCE,
+    caught_by=("gen-kv-lens-in-every-column", "sparse-maps-equal-reference", "drafts-equal-reference"),
+)
+def window_too_long(patch: Patch) -> None:
+    hook_forgets(patch, "kv_lens_cuda_2d")
+
+
+@bug(
+    "TRT-16",
+    kind="K1",
+    workers=(PARD,),
+    title=_TITLE,
+    reference=_REFERENCE,
+    caught_by=("gen-kv-lens-in-every-column", "sparse-maps-equal-reference"),
+)
+def parallel_window(patch: Patch) -> None:
+    hook_forgets(patch, "kv_lens_cuda_2d")
