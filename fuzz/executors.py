@@ -1,7 +1,7 @@
 """Where units run: in this process, or in spawned ones. A plan hands units out and hears what became of them.
 
 Units and events cross as JSON. Another executor needs ``execute`` only: ask the plan for units, run each with
-``run_unit`` anywhere, tell the plan each event and yield it.
+``work.run_unit`` anywhere, tell the plan each event and yield it.
 
 Processes are spawned, never forked, as a fork does not survive CUDA. Each is replaced after so many cases,
 as Hypothesis and the engine grow over a long run.
@@ -34,7 +34,7 @@ from fuzz.events import (
     encode,
 )
 from fuzz.journal import Journal, read_case
-from fuzz.unit import Unit, run_unit
+from fuzz.unit import Unit
 from fuzz.unit import decode as decode_unit
 from fuzz.unit import encode as encode_unit
 from scenarios import Finding, Violation
@@ -76,6 +76,8 @@ class InProcess:
 
     def execute(self, plan: Plan) -> Events:
         """See ``Executor``."""
+        from fuzz.work import run_unit
+
         journal = Journal(self.running / f"{os.getpid()}.json")
         try:
             while (unit := plan.next()) is not None:
@@ -96,6 +98,8 @@ def _follow_parent() -> None:
 
 def serve(connection: Connection, running: str) -> None:
     """Body of a spawned process: units in, events out, until the other end closes."""
+    from fuzz.work import run_unit
+
     fuzz.engines.quieten()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
     threading.Thread(target=_follow_parent, daemon=True).start()

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
 from hypothesis import strategies as st
@@ -25,12 +25,10 @@ from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, plan
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
 from fuzz.journal import Case, Journal
 from fuzz.shrink import shrink
+from fuzz.unit import Unit
 from invariants import Relation, Verdict, all_invariants, verify
 from scenarios import Finding, Scenario, Trace, UsageError
 from strategies import faulted_scenarios, scenarios
-
-if TYPE_CHECKING:
-    from fuzz.unit import Unit
 
 BATCH: Final = 100
 """Most cases of a batch: how often a campaign hears of its progress."""

@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-import fuzz.engines
 from engines.base import SEAMS
-from fuzz.audit import SUITE_ERRORS, crash
-from fuzz.events import Events, HarnessError, UnitFinished, UnitRefused
-from fuzz.journal import Journal
-from scenarios import UsageError
 from scenarios.codec import from_json, to_json
 
 
@@ -54,25 +49,3 @@ def encode(unit: Unit) -> bytes:
 def decode(data: bytes) -> Unit:
     """The unit in its JSON."""
     return from_json(Unit, json.loads(data))
-
-
-def run_unit(unit: Unit, journal: Journal | None = None) -> Events:
-    """Search one unit; the last event is ``UnitFinished``.
-
-    ``journal`` is told each case before it runs. What goes wrong becomes an event, so that an executor need not
-    carry exceptions over: ``UnitRefused`` if the unit cannot run here, ``HarnessError`` for anything else.
-    """
-    # Here, as they bring Hypothesis, the strategies and the engine: not for those who only plan.
-    from fuzz.search import Search
-    from museum import seeded
-
-    try:
-        engine = fuzz.engines.load(unit.engine, unit.device)
-        with seeded(unit.bug):
-            yield from Search(unit, engine, journal).events()
-    except UsageError as error:
-        yield UnitRefused(message=str(error))
-    except SUITE_ERRORS as error:
-        failure = crash(error)
-        yield HarnessError(worker=unit.worker, bug=unit.bug, key=failure.key, message=failure.message)
-    yield UnitFinished(worker=unit.worker, bug=unit.bug)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from fuzz import search
 from fuzz.events import BatchFinished, Event, FindingFound, HarnessError, Tally, UnitFinished, UnitRefused
 from fuzz.journal import Journal, read_case
-from fuzz.unit import Unit, run_unit
+from fuzz.unit import Unit
+from fuzz.work import run_unit
 from invariants import Relation, all_invariants, verify
 from scenarios import Scenario, Trace, check
 from tests.fuzz import fakes

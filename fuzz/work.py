@@ -1,0 +1,30 @@
+"""Doing a unit of work. Imports Hypothesis and the strategies, which those who only plan do without."""
+
+from __future__ import annotations
+
+import fuzz.engines
+from fuzz.audit import SUITE_ERRORS, crash
+from fuzz.events import Events, HarnessError, UnitFinished, UnitRefused
+from fuzz.journal import Journal
+from fuzz.search import Search
+from fuzz.unit import Unit
+from museum import seeded
+from scenarios import UsageError
+
+
+def run_unit(unit: Unit, journal: Journal | None = None) -> Events:
+    """Search one unit; the last event is ``UnitFinished``.
+
+    ``journal`` is told each case before it runs. What goes wrong becomes an event, so that an executor need not
+    carry exceptions over: ``UnitRefused`` if the unit cannot run here, ``HarnessError`` for anything else.
+    """
+    try:
+        engine = fuzz.engines.load(unit.engine, unit.device)
+        with seeded(unit.bug):
+            yield from Search(unit, engine, journal).events()
+    except UsageError as error:
+        yield UnitRefused(message=str(error))
+    except SUITE_ERRORS as error:
+        failure = crash(error)
+        yield HarnessError(worker=unit.worker, bug=unit.bug, key=failure.key, message=failure.message)
+    yield UnitFinished(worker=unit.worker, bug=unit.bug)
