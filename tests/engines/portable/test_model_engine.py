@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from engines.portable.speculative.interface import INVALID_PROMPT_LOOKAHEAD_TOKEN
 from scenarios import Config
-from tests.engines.portable.support import CPU, WORKERS
+from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN, dummy_drafts
+from tests.engines.portable.support import CPU, WORKERS, ints
 
 
 def engine_of(worker: str, **options: Any) -> PyTorchModelEngine:
@@ -20,6 +22,12 @@ def engine_of(worker: str, **options: Any) -> PyTorchModelEngine:
 
 def generation(request_id: int, past: int, drafts: list[int]) -> LlmRequest:
     return LlmRequest(request_id, [9] * past, generated=[30 + request_id], py_draft_tokens=drafts)
+
+
+def dummy(request_id: int, past: int, width: int) -> LlmRequest:
+    """A generation that accepts 3 tokens of K = 3."""
+    drafts = dummy_drafts(past, 3, 3) + [PAD_TOKEN] * (width - 3)
+    return LlmRequest(request_id, [DUMMY_TOKEN] * past, generated=[DUMMY_TOKEN], py_draft_tokens=drafts)
 
 
 def granted(engine: PyTorchModelEngine, contexts: list[LlmRequest], gens: list[LlmRequest]) -> ScheduledRequests:
@@ -87,8 +95,9 @@ def test_each_forward_of_a_capture_finds_what_prepare_wrote(
         return forward(**kwargs)
 
     monkeypatch.setattr(engine.model, "forward", watched)
-    batch = granted(engine, [], [generation(1, 3, [0] * width), generation(2, 6, [0] * width)])
-    engine.forward(batch, 3, capture=True)
+    batch = granted(engine, [], [dummy(1, 3, width), dummy(2, 6, width)])
+    outputs = engine.forward(batch, 3, capture=True)
+    assert outputs["new_tokens_lens"].tolist() == [3, 3]
     kv0 = [4 + width, 7 + width]
     assert seen == [kv0] * (warmup_runs + 1)
     captured = engine.cuda_graph_runner.graphs[2, width]
@@ -109,3 +118,50 @@ def test_only_a_captured_shape_can_be_replayed() -> None:
     batch = granted(engine, [], [generation(1, 3, [0] * 3)])
     with pytest.raises(AssertionError, match=r"no graph is captured for \(1, 3\)"):
         engine.forward(batch, 3, use_cuda_graph=True)
+
+
+def test_every_forward_starts_by_telling_that_kv_lens_may_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(WORKERS[0])
+    inputs = {"attn_metadata": engine.attn_metadata}
+    order: list[str] = []
+    monkeypatch.setattr(engine.attn_metadata, "on_update_kv_lens", lambda: order.append("hook"))
+    monkeypatch.setattr(engine.model, "forward", lambda **kwargs: order.append("model"))
+    engine._forward_step(inputs)
+    assert order == ["hook", "model"]
+
+
+class Metadata:
+    """Attention metadata as far as the graph runner knows it."""
+
+    is_cuda_graph, num_seqs = True, 2
+
+    def __init__(self) -> None:
+        self.kv_lens_cuda = ints([5, 6, 99])
+        self.updates = 0
+
+    def create_cuda_graph_metadata(self, max_batch_size: int, max_draft_tokens: int = 0) -> Metadata:
+        return self
+
+    def on_update_kv_lens(self) -> None:
+        self.updates += 1
+
+
+def test_a_graph_reads_its_static_inputs() -> None:
+    """Whatever tensors the inputs of a replay are."""
+    runner, metadata = CUDAGraphRunner(2, 8, CPU), Metadata()
+
+    def forward(inputs: dict[str, Any]) -> dict[str, Any]:
+        metadata.kv_lens_cuda.add_(1)
+        return {"sum": inputs["input_ids"] + inputs["position_ids"].squeeze(0)}
+
+    def inputs(value: int) -> dict[str, Any]:
+        return {"input_ids": ints([value] * 2), "position_ids": ints([[0, 1]]), "attn_metadata": metadata}
+
+    runner.get_graph_metadata((2, 0), metadata, metadata)
+    outputs = runner.capture((2, 0), forward, inputs(10))
+    assert metadata.kv_lens_cuda.tolist() == [5, 6, 102]
+    assert metadata.updates == 3
+    assert runner.replay((2, 0), inputs(20)) is outputs
+    assert outputs["sum"].tolist() == [20, 21]
+    runner.clear()
+    assert not runner.graphs

@@ -127,6 +127,7 @@ def test_a_failure_ends_who_has_started_and_who_was_in_the_batch() -> None:
     _, failed, last = session.trace().steps
     assert [s.name for s in failed.substeps] == ["failed"]
     assert "num_contexts" not in failed.substeps[0]
+    assert (failed.substeps[0]["kv_blocks"], failed.substeps[0]["free_blocks"]) == ({}, 64)
     assert set(last.substeps[-1]["emitted"]) == {3}
 
 
