@@ -202,9 +202,6 @@ class PortableSession:
 
         def adopt(copy: Any, args: Any, kwargs: Any) -> None:
             self._sites.adopt(copy, original)
-            if hasattr(copy, "on_update"):
-                # While it was made, its hook was still the original's.
-                copy.on_update()
 
         return adopt
 

@@ -11,6 +11,7 @@ import torch
 
 from engines.base import SEAMS, TORCH
 from engines.portable import PortableEngine, PortableSession
+from engines.portable.speculative.interface import SpecWorkerBase
 from scenarios import FIELDS, Config, Fault, FaultKind, Phase, Request, Scenario, ScenarioError, Step, UsageError
 from tests.engines.portable.scripts import ENGINE, context, dummies, generations, go, mixed, scenario
 from tests.engines.portable.support import WORKERS
@@ -79,6 +80,20 @@ def test_sites_are_counted_and_equal_from_run_to_run(worker: str) -> None:
         "kv_cache_manager.prepare_resources", "model_engine.prepare_inputs", "attn_metadata.prepare",
         "attn_metadata.on_update", "spec_metadata.prepare", "sampler.update_requests",
     }  # fmt: skip
+
+
+def test_restore_code_is_no_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    restore = SpecWorkerBase._restore_attn_metadata_from_spec_dec
+
+    def watched(worker: SpecWorkerBase, attn_metadata: Any) -> None:
+        torch.ones(1).flip(0)
+        restore(worker, attn_metadata)
+
+    monkeypatch.setattr(SpecWorkerBase, "_restore_attn_metadata_from_spec_dec", watched)
+    case = mixed(EAGLE, 2)
+    sites = opened(case, record=(TORCH,)).step(case.steps[0]).sites
+    assert "torch.clone" in sites
+    assert "torch.flip" not in sites
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,11 @@ def test_slots_that_nothing_was_written_to_are_no_masks() -> None:
     """A dummy's past is empty in both pools."""
     pools = torch.zeros(2, PAGES, SIZE, dtype=torch.int64)
     rows = locate(ints([0, 2]), ints([0, 6]), 2)
-    digests = TRACER.parallel(pools[0], pools[1], ints(TABLE[:1]), rows, ints([4, 5]), ints([3, MASK_TOKEN]), masks=3)
-    digest = (sum(term(s, EMPTY) for s in range(4)) + term(4, entry(4, 3))) % PRIME
-    assert digests.tolist() == [digest, (digest + term(5, entry(5, choose(digest)))) % PRIME]
+    masks = ints([MASK_TOKEN, MASK_TOKEN])
+    digests = TRACER.parallel(pools[0], pools[1], ints(TABLE[:1]), rows, ints([4, 5]), masks, masks=3)
+    first = sum(term(s, EMPTY) for s in range(4)) % PRIME
+    second = (first + term(4, entry(4, choose(first)))) % PRIME
+    assert digests.tolist() == [second, (second + term(5, entry(5, choose(second)))) % PRIME]
 
 
 def test_lengths_that_are_wrong_stay_inside_the_table() -> None:
