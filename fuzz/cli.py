@@ -222,6 +222,30 @@ def explain(
 
 
 @app.command()
+def export(
+    name: Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Where to write it. [default: standard output]")
+    ] = None,
+    invariant: Annotated[
+        str | None,
+        typer.Option("--invariant", metavar="SLUG", help="Which to show. [default: as found, else the first violated]"),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="Engine it fails on. [default: as found]")
+    ] = None,
+    trtllm_source: SourceOption = None,
+) -> int:
+    """Write a finding as a stand-alone pytest file for TensorRT-LLM."""
+    from fuzz import commands, options
+    from fuzz.store import Store
+    from fuzz.subject import find_subject
+
+    slug = None if invariant is None else options.invariants([invariant])[0]
+    return commands.export_file(find_subject(name, Store()).on(engine, None), invariant=slug, path=output)
+
+
+@app.command()
 def museum(
     bug: Annotated[
         list[str] | None, typer.Option("--bug", metavar="ID", help="Seeded defect, repeatable. [default: all]")

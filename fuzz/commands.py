@@ -17,6 +17,7 @@ from fuzz.display import watch
 from fuzz.events import CampaignStarted, Event
 from fuzz.executors import Executor, InProcess, Spawned
 from fuzz.explain import Line, explain, scenario_lines
+from fuzz.export import export
 from fuzz.files import write_text
 from fuzz.museum_report import MuseumSummary
 from fuzz.options import Target
@@ -127,6 +128,17 @@ def replay_all(subjects: Sequence[Subject], *, invariants: tuple[str, ...], outp
         return FINDINGS
     sound = replays and all(done.unsound is None for done in replays)
     return NOTHING_FOUND if sound else ERROR
+
+
+def export_file(subject: Subject, *, invariant: str | None, path: Path | None) -> int:
+    """Write the stand-alone test of a subject to a file, or print it."""
+    text = export(subject, invariant)
+    if path is None:
+        typer.echo(text, nl=False)
+    else:
+        write_text(path, text, "--output")
+        typer.echo(f"{path}: written; `pytest {path}` fails where tensorrt_llm has the bug")
+    return NOTHING_FOUND
 
 
 def subjects(names: Sequence[str], store: Store) -> list[Subject]:

@@ -22,6 +22,7 @@ class TensorrtLlmSession(PortableSession):
     """One worker of upstream living through a scenario; see ``engines.base.Session``.
 
     attn_metadata  the real, long-lived metadata of eager steps
+    worker         the real worker
     features       what its worker class is capable of
     """
 
@@ -44,6 +45,7 @@ class TensorrtLlmSession(PortableSession):
         with upstream.active():
             super().__init__(config, requests, device, observe=observe, record=record)
         self.attn_metadata = self._executor.model_engine.attn_metadata
+        self.worker = self._model.spec_worker
 
     def step(self, step: Step) -> StepTrace:
         """Execute one iteration; ``UsageError`` for a draft length that this worker's version cannot run."""

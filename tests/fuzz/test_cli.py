@@ -20,7 +20,7 @@ from tests.fuzz.samples import FINDING, MIXED
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("run", "fuzz", "replay", "explain", "museum", "list", "doctor", "gate")
+COMMANDS = ("run", "fuzz", "replay", "explain", "export", "museum", "list", "doctor", "gate")
 
 
 def fake(engine: str) -> tuple[str, str]:
