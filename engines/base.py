@@ -38,11 +38,13 @@ class Session(Protocol):
 class Engine(Protocol):
     """A system under test.
 
-    ``name`` is "portable" or "tensorrt_llm"; ``device`` as in ``Trace.device``.
+    ``name`` is "portable" or "tensorrt_llm"; ``device`` as in ``Trace.device``; ``backends`` are the attention
+    backends that it can drive, keys of ``scenarios.BACKENDS``.
     """
 
     name: str
     device: str
+    backends: Collection[str]
 
     def open(
         self,

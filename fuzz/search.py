@@ -126,13 +126,14 @@ class Search:
         """Scenarios, clean or with a fault."""
         unit = self.unit
         most = MAX_DRAFT_LEN if unit.max_draft_len is None else unit.max_draft_len
-        kinds = [scenarios(workers=(unit.worker,), max_draft_len=most)]
+        workers, backends = (unit.worker,), self.engine.backends
+        kinds = [scenarios(workers=workers, backends=backends, max_draft_len=most)]
         if unit.faults:
 
             def record(scenario: Scenario) -> Mapping[str, int]:
                 return self._record(batch, scenario)
 
-            kinds.append(faulted_scenarios(record=record, workers=(unit.worker,), max_draft_len=most))
+            kinds.append(faulted_scenarios(record=record, workers=workers, backends=backends, max_draft_len=most))
         return st.one_of(kinds)
 
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 import torch
 
 from engines.portable.session import PortableSession
-from scenarios import Config, Request, UsageError
+from scenarios import BACKENDS, Config, Request, UsageError
 
 __all__ = ["PortableEngine", "PortableSession"]
 
@@ -23,6 +23,7 @@ class PortableEngine:
     """See ``engines.base.Engine``. ``device`` is "cpu" or "cuda"; ``UsageError`` when this machine has none such."""
 
     name = "portable"
+    backends = tuple(BACKENDS)
 
     def __init__(self, device: str = "cpu") -> None:
         if device not in ("cpu", "cuda"):

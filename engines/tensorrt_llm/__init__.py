@@ -37,6 +37,7 @@ class TensorrtLlmEngine:
     """
 
     name = "tensorrt_llm"
+    backends = (_BACKEND,)
 
     def __init__(
         self,

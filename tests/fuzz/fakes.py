@@ -52,6 +52,7 @@ class Sound:
     """Has no defect."""
 
     name = "fake"
+    backends = ("TRTLLM",)
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
