@@ -7,6 +7,7 @@ that the suite never takes a real one for its own.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from traceback import walk_tb
@@ -73,13 +74,18 @@ def _real(name: str) -> type[RuntimeError]:
 def raised_at(error: BaseException) -> str | None:
     """``file:line`` of the innermost frame of ``error`` outside this package, None if it was never raised there.
 
-    The path is relative to the current directory when the file lies under it.
+    Frames of torch are passed over if there is any other: a module's forward is called by ``torch.nn``, and who
+    called the module is what a reader wants. The path is relative to the current directory when the file lies
+    under it.
     """
-    place = None
-    for frame, line in walk_tb(error.__traceback__):
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
-            place = frame.f_code.co_filename, line
-    if place is None:
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    frames = [place for place in frames if not place[0].startswith(_PACKAGE)]
+    if not frames:
         return None
-    path, line = place
+    path, line = next((place for place in reversed(frames) if not _is_torch(place[0])), frames[-1])
     return f"{path.removeprefix(os.getcwd() + os.sep)}:{line}"
+
+
+def _is_torch(path: str) -> bool:
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    return file is not None and path.startswith(os.path.dirname(file) + os.sep)

@@ -114,3 +114,18 @@ def test_an_error_that_was_never_raised_has_no_place() -> None:
 
 def relative(path: str) -> str:
     return os.path.relpath(path)
+
+
+def test_raised_at_passes_over_torch() -> None:
+    torch = pytest.importorskip("torch", reason="the frames are torch's")
+
+    class Layer(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def forward(self) -> None:
+            """A call seam."""
+
+    layer = Layer()
+    seam = Seam("layer.forward", layer, "forward", SiteClass.LAUNCH)
+    fault = Fault(site="layer.forward", occurrence=1, kind=FaultKind.ERROR)
+    with Sites([seam]) as sites, pytest.raises(InjectedFault) as caught, sites.bracket(fault):
+        layer()
+    assert raised_at(caught.value) == f"{relative(__file__)}:{line_of('test_raised_at_passes_over_torch', 'layer()')}"
