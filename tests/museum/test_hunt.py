@@ -1,8 +1,10 @@
-"""A quality test: strategies and invariants find what they were not written for. Three defects, others as more come."""
+"""A quality test: strategies and invariants find what they were not written for, here three defects of the museum.
+
+`specfuzz museum` hunts all of them, and makes what it finds small.
+"""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from functools import partial
 
@@ -22,7 +24,11 @@ from engines.portable import PortableEngine
 
 ENGINE = PortableEngine()
 CASES = 300
-CHOSEN = random.Random(len(BUGS)).sample(sorted(BUGS), 3)
+CHOSEN = {
+    "TRT-01/MTPEagleWorker": "a step has to fail, and another one to follow",
+    "TRT-09/Eagle3OneModelWorker": "a graph has to be captured",
+    "TRT-17/PARDWorker": "only the drafts get worse",
+}
 
 
 class Found(Exception):
@@ -37,11 +43,11 @@ def _sites(scenario: Scenario) -> Mapping[str, int]:
 @pytest.mark.parametrize("id", CHOSEN)
 def test_a_defect_is_found_within_a_few_hundred_scenarios(id: str) -> None:
     workers = (BUGS[id].worker,)
-    drawn = st.one_of(scenarios(workers=workers), faulted_scenarios(record=_sites, workers=workers))
+    clean = scenarios(workers=workers, backends=ENGINE.backends)
+    failing = faulted_scenarios(record=_sites, workers=workers, backends=ENGINE.backends)
 
-    # Without shrinking, which takes most of the time and is not the question here.
     @settings(max_examples=CASES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    @given(drawn)
+    @given(st.one_of(clean, failing))
     def search(scenario: Scenario) -> None:
         if verify(scenario, partial(run, ENGINE)).violations:
             raise Found
