@@ -51,7 +51,7 @@ def configs(
 
     workers        class names, by default all of ``WORKERS``
     backends       attention backends, keys of ``BACKENDS``, by default the dense one
-    max_draft_len  largest ``Config.max_draft_len``, at most 31; most are among 1, 2, 3, 4, 7 and this one
+    max_draft_len  largest ``Config.max_draft_len``, at most 31; drawn is this one, or one of 1, 2, 3, 4, 7 below it
     max_batch      largest ``Config.max_num_requests``, at most 256
 
     Pages of 1 to 8 tokens. In seven of ten, one or more of pool, ``max_num_tokens`` and ``max_seq_len`` are so small

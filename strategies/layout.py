@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scenarios import Config, Context, Generation, RequestState, Schedule, UsageError
 from strategies.choices import Draw, arrangement, choose, in_range
 from strategies.drafting import draw_agreements
-from strategies.sizes import chunk_lens, shapes
+from strategies.sizes import SHAPES, chunk_lens, fitting_shape
 
 NEW: Final = -1
 """Stands for a request that has not entered yet."""
@@ -153,10 +153,9 @@ def draw_layout(
     waiting = [r for r in schedule.waiting if room.admits_context(states[r])]
     new = room.rows if arrive is not None and room.longest_prompt >= 1 else 0
     limits = min(len(waiting) + new, room.tokens), min(len(ready), room.tokens // room.fed)
-    table = shapes(*limits, room.rows)
-    if not table:
+    if not any(limits):
         return Layout((), ())
-    contexts, generations = choose(draw, table)
+    contexts, generations = fitting_shape(choose(draw, SHAPES), *limits, room.rows)
     if graphs:
         contexts, generations = 0, min(len(ready), min(graphs, key=lambda size: abs(size - generations)))
     running = [r for r in arrangement(draw, ready, generations) if room.admit_generation(states[r])]

@@ -12,7 +12,7 @@ from strategies.choices import in_range, pick
 from strategies.composer import Composer, Record
 from strategies.config import DENSE, configs, room_of
 
-_FAILS: Final = 4
+_FAILS: Final = 6
 """One step in so many fails, and the last but one if none before it has."""
 
 
@@ -59,7 +59,7 @@ def faulted_scenarios(
 
     record  is called with the scenario up to and including the step that is to fail, without the fault. It returns
             the sites of that last step, site -> occurrences. It must give equal answers to equal questions. For a
-            step without sites it returns an empty mapping; the next step fails instead, if there is one.
+            step without sites it returns an empty mapping; a later one fails instead, but never the very last.
 
     The other options are those of ``scenarios``; ``max_steps`` is at least 2. Shrinks to one request that fails in
     the first step and, where that is tolerated, another one in the second. Raises ``UsageError`` for an argument that
@@ -113,9 +113,10 @@ def _scenarios(
 @st.composite
 def _steps(draw: st.DrawFn, composer: Composer, size: int, record: Record | None) -> None:
     """The next step. A strategy of its own, so that Hypothesis sees where a step begins and ends."""
-    if record is None or composer.failed:
+    left = size - len(composer.steps)
+    if record is None or composer.failed or left == 1:
         composer.draw_step(draw)
-    elif len(composer.steps) >= size - 2 or not pick(draw, _FAILS):
+    elif left == 2 or not pick(draw, _FAILS):
         composer.draw_failure(draw, record)
     else:
         composer.draw_step(draw)

@@ -15,6 +15,34 @@ NEAR: Final = 64
 """Limits beyond so many tokens are not approached: what they would show, a smaller limit shows sooner."""
 
 
+ALL: Final = 256
+"""As many rows of this kind as there are."""
+
+SHAPES: Final = (
+    *((0, 1), (1, 0), (0, 2), (1, 1), (2, 0), (0, 3), (1, 2), (2, 1), (1, 3), (2, 2), (2, 3)),
+    *((0, ALL), (1, ALL), (2, ALL), (1, ALL), (ALL, ALL)),
+)
+"""Batch shapes (contexts, generations): small ones, then those that use all there is."""
+
+GRAPHS: Final = ((0, 1), (0, 2), (0, 3), (0, 2), (0, ALL))
+"""Batches for which a graph is captured."""
+
+
+def fitting_shape(shape: tuple[int, int], contexts: int, generations: int, rows: int) -> tuple[int, int]:
+    """``shape`` within these limits: for rows that there are not, rows of the other kind, if there are any.
+
+    The table of shapes is the same for every step, and so a step keeps its shape when an earlier one is removed.
+    """
+    c, g = shape
+    if g == ALL:
+        fit_g = min(generations, rows)
+        fit_c = min(c, contexts, rows - fit_g)
+        return (fit_c, fit_g) if fit_c + fit_g else (min(contexts, rows, 1), 0)
+    fit_g = min(g, generations, rows)
+    fit_c = min(c + g - fit_g, contexts, rows - fit_g)
+    return fit_c, min(c + g - fit_c, generations, rows - fit_c)
+
+
 @lru_cache(maxsize=1024)
 def draft_lens(config: Config) -> tuple[int, ...]:
     """Runtime draft lengths K of a configuration: 1, then 0, then the rest; 0 and the maximum twice.
@@ -23,18 +51,6 @@ def draft_lens(config: Config) -> tuple[int, ...]:
     """
     low, high = config.traits.min_draft_len, config.max_draft_len
     return tuple(k for k in (1, 0, *range(2, high + 1), 0, high) if k >= low)
-
-
-@lru_cache(maxsize=1024)
-def shapes(contexts: int, generations: int, rows: int) -> tuple[tuple[int, int], ...]:
-    """Batch shapes (contexts, generations) within these limits, small ones first, then those that use all there is."""
-    if not generations:
-        wanted = [(1, 0), (2, 0), (3, 0), (2, 0), (3, 0), (min(contexts, rows), 0)]
-    else:
-        most = min(generations, rows)
-        wanted = [(size - g, g) for size in range(1, 6) for g in range(min(size, 3), -1, -1) if size - g <= 2]
-        wanted += [(min(c, rows - most), most) for c in (0, 1, 2, 1, contexts)]
-    return tuple((c, g) for c, g in wanted if 0 < c + g <= rows and c <= contexts and g <= generations)
 
 
 @lru_cache(maxsize=1024)

@@ -6,7 +6,7 @@ from scenarios import Context, Generation, Phase, Schedule, Step
 from strategies.choices import Draw, choose, digits
 from strategies.drafting import draw_agreements
 from strategies.layout import Room
-from strategies.sizes import prompt_lens, shapes
+from strategies.sizes import GRAPHS, SHAPES, fitting_shape, prompt_lens
 
 
 def most_dummies(room: Room) -> int:
@@ -28,13 +28,11 @@ def draw_dummies(draw: Draw, schedule: Schedule, phase: Phase, draft_len: int) -
         draft_len = schedule.config.traits.min_draft_len
         room = Room(schedule, draft_len)
         most = most_dummies(room)
-    if phase is Phase.CAPTURE:
-        table = tuple((0, n) for n in (1, 2, 3, 2, most) if n <= most)
-    else:
-        table = shapes(min(2, room.rows, room.tokens) if room.longest_prompt >= 1 else 0, most, room.rows)
-    if not most or not table:
+    if not most:
         return None
-    contexts, generations = choose(draw, table)
+    wanted = choose(draw, GRAPHS if phase is Phase.CAPTURE else SHAPES)
+    most_contexts = min(2, room.tokens) if phase is Phase.WARMUP and room.longest_prompt >= 1 else 0
+    contexts, generations = fitting_shape(wanted, most_contexts, most, room.rows)
     rows = _draw_generations(draw, room, draft_len, generations)
     return Step(phase=phase, draft_len=draft_len, contexts=_draw_contexts(draw, room, contexts), generations=rows)
 
