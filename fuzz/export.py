@@ -58,7 +58,7 @@ def _finding(subject: Subject, done: Replay, invariant: str | None) -> Finding:
         return finding
     slugs = [violation.invariant for violation in done.violations]
     if invariant not in slugs:
-        raise UsageError(f"--invariant: {invariant} holds in {subject.name}; {closest(invariant, slugs)}")
+        raise UsageError(f"--invariant: {invariant} holds in {subject.name}; {closest(invariant, set(slugs))}")
     return replace(finding, invariant=invariant, violation=done.violations[slugs.index(invariant)])
 
 

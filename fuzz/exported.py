@@ -43,7 +43,7 @@ _MODES: Final = {
 """Worker -> its mode and its metadata class."""
 MODULES: Final = ("tensorrt_llm._torch.speculative.", "tensorrt_llm._torch.attention")
 """How the names of the modules begin whose calls of torch functions count."""
-_MARKER: Final = re.compile(r"# \[([\w -]+)\]\n")
+_MARKER: Final = re.compile(r"# \[([\w +-]+)\]\n")
 
 
 Shown = tuple[int, Step, list[RowPlan]]
@@ -64,8 +64,8 @@ def render(finding: Finding, claim: Claim, struck: Mapping[int, int]) -> str:
     invariant = claim.violation.invariant
     values = {
         "docstring": _docstring(finding, claim),
-        # Six characters for the quotes at both ends.
-        "statement": _wrapped(find(invariant).statement + " " * 3, " " * 7, " " * 4).strip(),
+        # Room for the quotes at both ends.
+        "statement": _wrapped(find(invariant).statement, " " * 7, " " * 4, WIDTH - 3).lstrip(),
         "worker": config.worker,
         "mode": mode,
         "spec_metadata": spec_metadata,
@@ -77,9 +77,8 @@ def render(finding: Finding, claim: Claim, struck: Mapping[int, int]) -> str:
         "modules": _literal(MODULES),
         "steps": "".join(_steps(config, claim, shown, struck)),
         "test": f"test_{invariant.replace('-', '_')}",
-        "run": "run" if "capture" in sections else "forward",
         "in_draft": "len(input_ids)" if claim.field == DRAFT_CALLS else claim.read,
-        "names": _literal(OBJECTS),
+        "tensors": _literal(OBJECTS),
         "actual": claim.read if claim.in_draft is None else f"draft_model.seen[{claim.in_draft}]",
         "expected": _broken(f"    expected = {_literal(claim.expected)}").partition(" = ")[2],
         "place": claim.place,
@@ -93,8 +92,7 @@ def _sections(claim: Claim, steps: list[Step]) -> Iterator[str]:
     for step in steps:
         if step.fault is not None:
             yield "torch-fault" if family(step.fault.site) == TORCH else "call-fault"
-        if step.phase is Phase.CAPTURE:
-            yield "capture"
+    yield "capture" if any(step.phase is Phase.CAPTURE for step in steps) else "no-capture"
     if claim.in_draft is not None or claim.field == DRAFT_CALLS:
         yield "in-draft"
     if claim.in_draft is not None or claim.field != "_saved_tensors":
@@ -102,13 +100,12 @@ def _sections(claim: Claim, steps: list[Step]) -> Iterator[str]:
 
 
 def _cut(sections: set[str]) -> str:
-    """The template without the lines of other sections: ``# [a b]`` begins one that is for a and b."""
+    """The template without the lines of other sections: ``# [a b+c]`` begins one that is for a, and for b with c."""
     lines, kept = [], True
     for line in files("fuzz").joinpath("exported.py.in").read_text(encoding="utf-8").splitlines(keepends=True):
         marker = _MARKER.fullmatch(line)
         if marker:
-            names = set(marker[1].split())
-            kept = names == {"end"} or not names.isdisjoint(sections)
+            kept = marker[1] == "end" or any(sections.issuperset(name.split("+")) for name in marker[1].split())
         elif kept:
             lines.append(line)
     return "".join(lines)
@@ -147,11 +144,11 @@ def _kin(entries: Iterable[str], worker: str) -> Iterator[str]:
                 break
 
 
-def _wrapped(text: str, first: str = "", rest: str = "") -> str:
+def _wrapped(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
     """Lines of a docstring, indented; nothing in ``text`` can end it."""
     plain = "".join(c if c.isprintable() else "?" for c in text).replace("\\", "\\\\").replace('"', "'")
     return TextWrapper(
-        width=WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        width=width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     ).fill(plain)
 
 
