@@ -20,7 +20,8 @@ _DRAFT_LENS: Final = (1, 2, 3, 4, 7)
 _ROWS: Final = (1, 2, 3, 4, 5, 6)
 _RUNS: Final = (2, 0, 1, 3)
 _BUDGETS: Final = (8, 0, 1, 2)
-_TOPK: Final = (2, 1, 3, 4, 8)
+_TOPK: Final = (2, 1, 3, 4, 8, 128)
+"""The last one is not below any ``max_seq_len`` that is drawn: it selects everything."""
 _SEEDS: Final = 16
 _SLACK: Final = 16
 """Tokens by which a tight limit exceeds the least."""
