@@ -46,10 +46,10 @@ def timeless(events: list[Event]) -> list[Event]:
 
 
 def test_a_sound_engine_yields_counts_and_nothing_else() -> None:
-    events = list(run_unit(unit("Sound", max_cases=120)))
+    events = list(run_unit(unit("Sound", max_cases=100)))
     assert [type(event) for event in events] == [BatchFinished, UnitFinished]
     tally = total(events)
-    assert tally.cases == 120
+    assert tally.cases == 100
     assert tally.steps > 100
     assert tally.planned == tally.fired > 10
     assert tally.reached == tally.held
