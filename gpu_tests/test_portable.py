@@ -2,11 +2,11 @@
 
 What is verified:
 
-1. A scenario gives the same trace on CUDA as on CPU, value by value: eager steps, the warm-up runs and the capture of
+1. A scenario of any backend gives the same trace on CUDA as on CPU, value by value: eager steps, the warm-up runs and the capture of
    a graph, its replays, failing steps. While a graph is captured the device cannot be read, so those values are
    absent; graphs are emulated on CPU (PR #11696 is about what a real one repeats).
 2. Every invariant and relation holds on CUDA, and each planned fault fires once.
-3. The incidents of ``examples/`` hold, and are found with their bug put back (PR #16382, PR #17381, PR #11696).
+3. The incidents of ``examples/`` hold, and are found with their bug put back (PR #16382, PR #17381, PR #11696, PR #16925).
 4. After each test the device still computes.
 """
 
@@ -23,7 +23,7 @@ from engines import SEAMS, run
 from engines.portable import PortableEngine
 from invariants import verify
 from museum import seeded
-from scenarios import WORKERS, Scenario, Trace, scenario_from_json
+from scenarios import BACKENDS, WORKERS, Scenario, Trace, scenario_from_json
 from scenarios.codec import parse
 from strategies import faulted_scenarios, scenarios
 
@@ -60,7 +60,7 @@ def assert_same(on_cuda: Trace, on_cpu: Trace) -> None:
 def test_clean_scenarios(worker: str) -> None:
     @seed(1)
     @bounded
-    @given(scenarios(workers=[worker]))
+    @given(scenarios(workers=[worker], backends=BACKENDS))
     def hold(scenario: Scenario) -> None:
         assert_same(on("cuda", scenario), on("cpu", scenario))
         assert not verify(scenario, lambda s: on("cuda", s)).violations
@@ -75,7 +75,7 @@ def test_failing_scenarios(worker: str) -> None:
 
     @seed(2)
     @bounded
-    @given(faulted_scenarios(record=sites, workers=[worker]))
+    @given(faulted_scenarios(record=sites, workers=[worker], backends=BACKENDS))
     def hold(scenario: Scenario) -> None:
         on_cuda = on("cuda", scenario)
         planned = sum(step.fault is not None for step in scenario.steps[: len(on_cuda.steps)])
