@@ -2,11 +2,12 @@
 
 What is verified:
 
-1. A scenario of any backend gives the same trace on CUDA as on CPU, value by value: eager steps, the warm-up runs and the capture of
-   a graph, its replays, failing steps. While a graph is captured the device cannot be read, so those values are
-   absent; graphs are emulated on CPU (PR #11696 is about what a real one repeats).
+1. A scenario of any backend gives the same trace on CUDA as on CPU, value by value: eager steps, the warm-up runs
+   and the capture of a graph, its replays, failing steps. While a graph is captured the device cannot be read, so
+   those values are absent; graphs are emulated on CPU (PR #11696 is about what a real one repeats).
 2. Every invariant and relation holds on CUDA, and each planned fault fires once.
-3. The incidents of ``examples/`` hold, and are found with their bug put back (PR #16382, PR #17381, PR #11696, PR #16925).
+3. The incidents of ``examples/`` hold, and are found with their bug put back (PR #16382, PR #17381, PR #11696,
+   PR #16925).
 4. After each test the device still computes.
 """
 

@@ -104,14 +104,13 @@ class Observer:
         self._add(PREPARED, fields)
 
     def entered(self, args: Any, kwargs: Any) -> None:
-        """Before a forward of the model."""
-        if not self._cuda_capture():
+        """Before a forward of the model; that of a capture was entered when the capture began."""
+        if not is_current_stream_capturing():
             self._enter()
 
     def capture_begins(self, args: Any, kwargs: Any) -> None:
-        """Before a graph is captured."""
-        if self._on_cuda:
-            self._enter()
+        """Before a graph is captured: the last moment at which a device could be read."""
+        self._enter()
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is replayed."""
