@@ -9,9 +9,6 @@ import torch
 
 from engines.portable.graphs import CpuGraph
 
-_cuda_is_capturing = torch.cuda.is_current_stream_capturing
-"""Bound here: where CUDA is emulated beside a real device, the query of torch itself leads back to this module."""
-
 
 def prefer_pinned(device: torch.device) -> bool:
     """Whether host tensors that are copied to ``device`` should be pinned, so that the copy is asynchronous."""
@@ -39,4 +36,4 @@ def is_graph_warmup(attn_metadata: Any) -> bool:
 
 def is_current_stream_capturing() -> bool:
     """Whether kernels are being recorded into a graph instead of served, emulated graphs included."""
-    return CpuGraph.recording or (torch.cuda.is_initialized() and _cuda_is_capturing())
+    return CpuGraph.recording or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
