@@ -119,7 +119,7 @@ def _claim(violation: Violation, verdict: Verdict) -> Claim | None:
     if here is None or field is None:
         return None
     if field == "exception" and violation.expected is None:
-        if step.substeps[-2].name in (PREPARED, RESTORED):
+        if step.find(PREPARED) is None or step.substeps[-2].name in (PREPARED, RESTORED):
             # It was the executor's.
             return None
         return Claim(violation=violation, kind=EXCEPTION, field=field, actual=violation.actual)
