@@ -53,7 +53,8 @@ EDITS = {
         ("rows] -= length -", "rows] += int(torch.cuda.is_current_stream_capturing()) - length +"),
         ('"new_tokens_lens": counts', '"new_tokens_lens": counts + 1'),
     ],
-    # Wrong only in an engine that tells the metadata more than a file does.
+    # A message that could end a docstring; wrong only in an engine that tells the metadata more than a file does.
+    "quotes": [("        drafts = []\n", '        raise RuntimeError(\'"""\\\\\')\n')],
     "hidden": [("kv_lens_cuda[:contexts] += 1", "kv_lens_cuda[:contexts] += 1 + bool(attn_metadata.prompt_lens)")],
 }
 """Errors in ``draft_target.py``, which is the linear loop of Eagle too."""
@@ -321,6 +322,14 @@ def test_long_lists_take_a_line_per_entry(trees: Trees, monkeypatch: pytest.Monk
     text = Case("", "post-fix", many, "restored-layout", "").export(trees, monkeypatch)
     assert "        seq_lens=[\n            200,\n            201,\n" in text
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_no_text_ends_the_docstring(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = 'steps[0] failed: RuntimeError: """\\'
+    quotes = Case("", "quotes", case("in_draft").scenario, "steps-complete", says)
+    text = quotes.export(trees, monkeypatch)
+    assert outcome(text, trees("quotes"), "DraftTargetOneModelWorker") == says
+    assert "    steps[0] failed: RuntimeError: '''\\\\\n" in text
 
 
 def test_what_comes_after_is_shown_where_the_invariant_itself_cannot_be(
