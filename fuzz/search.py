@@ -22,6 +22,7 @@ from hypothesis.errors import HypothesisException, Unsatisfiable
 
 from engines.base import Engine, run
 from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, planned_faults, raised_at
+from fuzz.draws import from_the_seed_alone
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
 from fuzz.journal import Case, Journal
 from fuzz.shrink import shrink
@@ -113,7 +114,8 @@ class Search:
             self._case(batch, scenario)
 
         try:
-            case()
+            with from_the_seed_alone():
+                case()
         except (EndOfBatch, Unsatisfiable):
             pass
         except HypothesisException as error:
