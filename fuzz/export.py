@@ -34,9 +34,12 @@ def export(subject: Subject, invariant: str | None = None) -> str:
 
     Raises ``UsageError``, which says in one line why there is no file and what to use instead.
     """
-    traits = BACKENDS[subject.scenario.config.attention_backend]
-    if traits.sparse:
-        raise _cannot(subject, f"a file of its own drives AttentionMetadata, not {traits.metadata}")
+    config = subject.scenario.config
+    if config.worker not in exported.MODES:
+        raise _cannot(subject, f"no file of its own drives {config.worker}")
+    metadata = BACKENDS[config.attention_backend].metadata
+    if metadata != exported.METADATA:
+        raise _cannot(subject, f"a file of its own drives {exported.METADATA}'s fields, not those of {metadata}")
     done = replay(subject)
     if done.unsound is not None:
         raise UsageError(f"{subject.name}: {done.unsound.message}; run `specfuzz replay {subject.name}`")

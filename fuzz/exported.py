@@ -34,7 +34,9 @@ SEAM_METHODS: Final = {
 
 A version of a worker may verify drafts in a method of another name; all of them come to ``_accept_draft_tokens``.
 """
-_MODES: Final = {
+METADATA: Final = "TrtllmAttentionMetadata"
+"""The metadata whose fields a file has, added to upstream's ``AttentionMetadata``."""
+MODES: Final = {
     "Eagle3OneModelWorker": ("EAGLE3_ONE_MODEL", "Eagle3OneModelSpecMetadata"),
     "MTPEagleWorker": ("MTP_EAGLE_ONE_MODEL", "Eagle3OneModelSpecMetadata"),
     "DraftTargetOneModelWorker": ("DRAFT_TARGET_ONE_MODEL", "DraftTargetOneModelSpecMetadata"),
@@ -60,7 +62,7 @@ def render(finding: Finding, claim: Claim, struck: Mapping[int, int]) -> str:
         if i <= claim.step and step.phase is not Phase.REPLAY
     ]
     sections = {config.worker, claim.kind, *_sections(claim, [step for _, step, _ in shown])}
-    mode, spec_metadata = _MODES[config.worker]
+    mode, spec_metadata = MODES[config.worker]
     invariant = claim.violation.invariant
     values = {
         "docstring": _docstring(finding, claim),
@@ -115,7 +117,7 @@ def _docstring(finding: Finding, claim: Claim) -> str:
     """What the file shows and where it comes from."""
     worker, invariant = finding.scenario.config.worker, claim.violation.invariant
     seeded = "" if finding.bug is None else f" with defect {finding.bug} seeded"
-    origin = f"Exported by specfuzz from finding {finding.id}, made on engine {finding.engine}{seeded}."
+    origin = f"Exported by specfuzz from finding {finding.id}, found on engine {finding.engine}{seeded}."
     if finding.engine != "tensorrt_llm":
         origin += " The file has not been run on TensorRT-LLM."
     if finding.invariant != invariant:

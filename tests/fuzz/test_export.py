@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.source import open_source
-from fuzz import cli
+from fuzz import cli, exported
 from fuzz.export import export
 from fuzz.exported import WIDTH
 from fuzz.store import Store
@@ -411,7 +411,7 @@ def test_what_shows_in_the_engine_alone(trees: Trees, monkeypatch: pytest.Monkey
     assert line == f"it: cannot be exported: {why}{USE}"
 
 
-def test_other_reasons_why_there_is_no_file() -> None:
+def test_other_reasons_why_there_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = case("layout").scenario
     assert refused(sound) == (
         "it: holds on engine portable, so there is nothing to export; name one that it fails on with --engine"
@@ -421,7 +421,10 @@ def test_other_reasons_why_there_is_no_file() -> None:
         "--invariant: output-lossless holds in it; write one of"
     )
     sparse = scenario("MTPEagleWorker", CONTEXT, prompts=(2,), attention_backend="DSA", index_topk=2)
-    assert "drives AttentionMetadata, not DSAtrtllmAttentionMetadata" in refused(sparse)
+    assert "drives TrtllmAttentionMetadata's fields, not those of DSAtrtllmAttentionMetadata" in refused(sparse)
+    monkeypatch.delitem(exported.MODES, "PARDWorker")
+    assert refused(LEAK).startswith("it: cannot be exported: no file of its own drives PARDWorker")
+    monkeypatch.undo()
     unfired = replace(LEAK.steps[0], fault=fault("draft_model.forward", 9))
     assert "specfuzz replay it" in refused(replace(LEAK, steps=(unfired,)))
 

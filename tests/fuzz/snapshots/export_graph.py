@@ -1,6 +1,6 @@
 """Eagle3OneModelWorker violates saved-state-empty.
 
-Exported by specfuzz from finding 99a6f5c1, made on engine tensorrt_llm. Known bugs with this
+Exported by specfuzz from finding 99a6f5c1, found on engine tensorrt_llm. Known bugs with this
 symptom: TRT-01 (PR #16382).
 
     steps[0] failed: _saved_tensors is ['_seq_lens', '_seq_lens_cuda'] and should be []

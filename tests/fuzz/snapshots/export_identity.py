@@ -1,6 +1,6 @@
 """PARDWorker violates restored-identity.
 
-Exported by specfuzz from finding dacef949, made on engine tensorrt_llm. Known bugs with this
+Exported by specfuzz from finding dacef949, found on engine tensorrt_llm. Known bugs with this
 symptom: TRT-01 (PR #16382).
 
     steps[0] failed: ['_seq_lens', '_seq_lens_cuda'] are not the tensors that they were before the

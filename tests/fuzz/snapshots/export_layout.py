@@ -1,6 +1,6 @@
 """MTPEagleWorker violates restored-layout.
 
-Exported by specfuzz from finding d3d3872d, made on engine tensorrt_llm. Known bugs with this
+Exported by specfuzz from finding d3d3872d, found on engine tensorrt_llm. Known bugs with this
 symptom: TRT-01 (PR #16382), TRT-03 (PR #17381), TRT-06 (PR #7100).
 
     steps[0] restored: num_contexts is 0 and should be 1

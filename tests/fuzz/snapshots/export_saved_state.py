@@ -1,6 +1,6 @@
 """PARDWorker violates saved-state-empty.
 
-Exported by specfuzz from finding 55dcfcaf, made on engine tensorrt_llm. Known bugs with this
+Exported by specfuzz from finding 55dcfcaf, found on engine tensorrt_llm. Known bugs with this
 symptom: TRT-01 (PR #16382).
 
     steps[0] failed: _saved_tensors is ['_seq_lens', '_seq_lens_cuda'] and should be []

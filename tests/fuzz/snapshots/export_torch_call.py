@@ -1,6 +1,6 @@
 """PARDWorker violates kv-lens-balanced.
 
-Exported by specfuzz from finding b4b491a8, made on engine tensorrt_llm. Known bugs with this
+Exported by specfuzz from finding b4b491a8, found on engine tensorrt_llm. Known bugs with this
 symptom: TRT-01 (PR #16382).
 
     steps[0] failed: kv_lens_cuda is [6] and should be one of [[5], [7]]
