@@ -41,6 +41,8 @@ EMPTY_BATCHES: Final = 3
 """Batches in a row without a case after which the search gives up."""
 MAX_DRAFT_LEN: Final = 7
 """Largest Kmax where none is asked for."""
+MAX_STEPS: Final = 8
+"""Most steps of a scenario without a fault: captures, a prompt and replays of their graphs need half a dozen."""
 
 
 class EndOfBatch(BaseException):
@@ -129,7 +131,7 @@ class Search:
         unit = self.unit
         most = MAX_DRAFT_LEN if unit.max_draft_len is None else unit.max_draft_len
         workers, backends = (unit.worker,), self.engine.backends
-        kinds = [scenarios(workers=workers, backends=backends, max_draft_len=most)]
+        kinds = [scenarios(workers=workers, backends=backends, max_draft_len=most, max_steps=MAX_STEPS)]
         if unit.faults:
 
             def record(scenario: Scenario) -> Mapping[str, int]:
