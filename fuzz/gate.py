@@ -79,7 +79,7 @@ def gate(
     coverage_xml  report of coverage.py over the present sources
 
     Works in the root of a checkout, where coverage.py finds its configuration; the packages judged are those of
-    its ``run.source``. Raises ``UsageError`` where no verdict can be given: an unknown base, a report that is
+    its ``run.source_pkgs``. Raises ``UsageError`` where no verdict can be given: an unknown base, a report that is
     missing or older than the sources.
     """
     for module in ("coverage", "diff_cover"):
@@ -129,10 +129,10 @@ def _git(*args: str, default: str | None = None) -> str:
 def _measured_packages() -> frozenset[str]:
     import coverage  # as diff_cover below: needed by nothing but the gate
 
-    source = coverage.Coverage(data_file=None).get_option("run:source")
+    source = coverage.Coverage(data_file=None).get_option("run:source_pkgs")
     if not isinstance(source, list) or not source:
         raise UsageError(
-            "coverage run.source: is not configured in this directory; run the gate in the root of a checkout"
+            "coverage run.source_pkgs: is not configured in this directory; run the gate in the root of a checkout"
         )
     return frozenset(map(str, source))
 

@@ -13,7 +13,7 @@ from fuzz import gate as gate_module
 from fuzz.gate import gate, main
 from scenarios import UsageError
 
-CONFIG = '[tool.coverage.run]\nsource = ["room"]\n'
+CONFIG = '[tool.coverage.run]\nsource_pkgs = ["room", "hall"]\n'
 TESTED = "def f(x):\n    if x:\n        return 1\n    return 2\n"
 
 
@@ -51,7 +51,8 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "tester@example.org")
     git("init", "-q", "-b", "main")
     ignored = ".coverage\ncoverage.xml\ndriver.py\n__pycache__\n"
-    return commit({"pyproject.toml": CONFIG, ".gitignore": ignored, "room/__init__.py": "", "room/a.py": "A = 1\n"})
+    files = {"room/__init__.py": "", "room/a.py": "A = 1\n", "hall/__init__.py": "", "hall/a.py": "A = 1\n"}
+    return commit({"pyproject.toml": CONFIG, ".gitignore": ignored, **files})
 
 
 def test_covered_lines_pass(base: str) -> None:
@@ -74,6 +75,14 @@ def test_an_uncovered_line_fails_and_is_named(base: str) -> None:
     ]
     assert gate(base, threshold=75).passed
     assert not gate(base, threshold=75.1).passed
+
+
+def test_modules_of_one_name_are_told_apart(base: str) -> None:
+    commit({"room/a.py": TESTED, "hall/a.py": "# why\n" + TESTED})
+    measure("import room.a, hall.a; room.a.f(0); hall.a.f(1)")
+    result = gate(base)
+    assert result.measured == 8
+    assert result.uncovered == {"hall/a.py": (5,), "room/a.py": (3,)}
 
 
 def test_uncommitted_and_untracked_lines_count(base: str) -> None:
@@ -169,10 +178,10 @@ def test_lines_that_only_the_base_branch_changed_are_not_judged(base: str) -> No
     assert gate("main").measured == 1
 
 
-@pytest.mark.parametrize("config", ["", "[tool.coverage.run]\nsource = []\n"], ids=["absent", "empty"])
+@pytest.mark.parametrize("config", ["", "[tool.coverage.run]\nsource_pkgs = []\n"], ids=["absent", "empty"])
 def test_without_measured_packages_there_is_no_verdict(base: str, config: str) -> None:
     commit({"pyproject.toml": config})
-    with pytest.raises(UsageError, match=r"^coverage run.source: is not configured"):
+    with pytest.raises(UsageError, match=r"^coverage run.source_pkgs: is not configured"):
         gate()
 
 

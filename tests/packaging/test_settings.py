@@ -36,7 +36,7 @@ def test_coverage_measures_branches_in_every_process_with_a_core_that_can() -> N
     assert settings.get_option("run:core") == "ctrace"
     assert settings.get_option("run:branch") is True
     assert settings.get_option("run:patch") == ["subprocess"]
-    assert settings.get_option("run:source") == MEASURED
+    assert settings.get_option("run:source_pkgs") == MEASURED
     assert settings.get_option("report:fail_under") == 95
 
 
@@ -58,5 +58,5 @@ def test_a_plain_tox_runs_every_gate() -> None:
     environments = tox["tox"]["env_list"].replace(" ", "").split(",")
     assert {"lint", "type", "cov"} < set(environments)
     measure, *_, report, xml, gate = tox["testenv:cov"]["commands"].split("\n")[2:]
-    assert measure.startswith("coverage run -m pytest")
+    assert measure.startswith("python -m pytest --cov")
     assert (report, xml, gate) == ("coverage report", "coverage xml --quiet", "python -m fuzz.gate")
