@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
@@ -22,7 +22,7 @@ from hypothesis.errors import HypothesisException, Unsatisfiable
 
 from engines.base import Engine, run
 from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, planned_faults, raised_at
-from fuzz.draws import from_the_seed_alone
+from fuzz.draws import each_anew, from_the_seed_alone
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
 from fuzz.journal import Case, Journal
 from fuzz.shrink import shrink
@@ -116,7 +116,7 @@ class Search:
             self._case(batch, scenario)
 
         try:
-            with from_the_seed_alone():
+            with from_the_seed_alone(), each_anew():
                 case()
         except (EndOfBatch, Unsatisfiable):
             pass
@@ -152,16 +152,20 @@ class Search:
         return steps[-1].sites if len(steps) == len(scenario.steps) else {}
 
     def _run(self, scenario: Scenario, record: tuple[str, ...] = ()) -> Trace:
-        unit = self.unit
-        noted = self.journal.case(Case(unit.engine, unit.device, unit.bug, scenario)) if self.journal else nullcontext()
-        with noted:
+        with self._noted(scenario):
             return run(self.engine, scenario, record=record)
+
+    def _noted(self, scenario: Scenario) -> AbstractContextManager[None]:
+        """A block whose scenario is on disk: should the process die in it, it is not lost."""
+        unit = self.unit
+        return self.journal.case(Case(unit.engine, unit.device, unit.bug, scenario)) if self.journal else nullcontext()
 
     def _case(self, batch: Batch, scenario: Scenario) -> None:
         if time.monotonic() >= self.deadline:
             raise EndOfBatch
         try:
-            failures = self._judge(batch, scenario)
+            with self._noted(scenario):
+                failures = self._judge(batch, scenario)
         except UsageError as error:
             self._refuse(error)
         except SUITE_ERRORS as error:
@@ -211,6 +215,11 @@ class Search:
         failure, scenario = batch.failure, batch.scenario
         if failure is None:
             return
+        with nullcontext() if scenario is None else self._noted(scenario):
+            yield from self._shrunk(failure, scenario)
+
+    def _shrunk(self, failure: Failure, scenario: Scenario | None) -> Iterator[Event]:
+        """The failure in the smallest scenario."""
         if scenario is None or not self._again(failure, scenario):
             # Nothing that could be run once more, or an engine that does something else each time.
             text = failure.message or f"{failure.key} failed and then held in the same scenario"

@@ -1,17 +1,18 @@
-"""What the search draws does not depend on which modules are loaded."""
+"""What the search draws does not depend on which modules are loaded, nor on what it has drawn before."""
 
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
-from hypothesis.internal.conjecture import providers
+from hypothesis.internal.conjecture import engine, providers
 
-from fuzz.draws import from_the_seed_alone
+from fuzz.draws import each_anew, from_the_seed_alone
 
 
 def drawn() -> list[list[int]]:
@@ -50,3 +51,19 @@ def test_a_hypothesis_without_that_habit_is_left_alone(monkeypatch: pytest.Monke
     cache = providers.CONSTANTS_CACHE
     with from_the_seed_alone():
         assert cache is providers.CONSTANTS_CACHE
+
+
+def repeated() -> int:
+    """How many of the drawn lists share five numbers or more with the one before."""
+    lists = drawn()
+    return sum(len(set(a) & set(b)) >= 5 for a, b in pairwise(lists))
+
+
+def test_no_example_is_a_variant_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repeated() > 20, "Hypothesis has changed its ways, and each_anew may go"
+    with each_anew():
+        assert repeated() == 0
+    assert repeated() > 20
+    monkeypatch.delattr(engine.ConjectureRunner, "generate_mutations_from")
+    with each_anew():
+        assert not hasattr(engine.ConjectureRunner, "generate_mutations_from")
