@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 import typer.core
 
+from faults import raised_at
 from fuzz import engines
 from scenarios import UsageError, closest
 
@@ -210,6 +211,9 @@ def replay(
 @app.command()
 def explain(
     name: Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")],
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="Engine to run on. [default: as found]")
+    ] = None,
     trtllm_source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -218,7 +222,8 @@ def explain(
     from fuzz.store import Store
     from fuzz.subject import find_subject
 
-    return commands.replay_all([find_subject(name, Store())], invariants=(), output=commands.Output(as_json=as_json))
+    subject = find_subject(name, Store()).on(engine, None)
+    return commands.replay_all([subject], invariants=(), output=commands.Output(as_json=as_json))
 
 
 @app.command()
@@ -333,11 +338,14 @@ def invoke(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
     except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        message = _usage(error)
+        message = _usage(error) if hasattr(error, "format_message") else _unexpected(error)
     typer.echo(f"{PROGRAM}: {message}", err=True)
     return 2
+
+
+def _unexpected(error: Exception) -> str:
+    """A fault of the suite or of the machine, in one line: it is no finding."""
+    return f"{type(error).__name__}: {error} (at {raised_at(error)}); this is no finding, please report it"
 
 
 def _usage(error: Any) -> str:

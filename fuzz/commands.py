@@ -216,6 +216,8 @@ def _replay_lines(done: Replay) -> Iterable[Line]:
     subject = done.subject
     if subject.title:
         yield Line(subject.title)
+    if subject.story:
+        yield Line(subject.story)
     if done.unsound is not None:
         yield Line(f"{subject.name}: {done.unsound.message}", marked=True)
     finding = done.finding

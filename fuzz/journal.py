@@ -33,6 +33,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _locked(path)
@@ -41,7 +42,13 @@ class Journal:
 
     @contextmanager
     def case(self, case: Case) -> Iterator[None]:
-        """Note the case before the block and forget it after, unless the process dies in between."""
+        """Note the case before the block and forget it after, unless the process dies in between.
+
+        Cases inside the block are not noted: what it is about is the outer one, which is being judged or shrunk.
+        """
+        if self._held:
+            yield
+            return
         value = {
             "engine": case.engine,
             "device": case.device,
@@ -49,9 +56,11 @@ class Journal:
             "scenario": scenario_to_json(case.scenario),
         }
         os.pwrite(self._file, json.dumps(value).encode(), 0)
+        self._held = True
         try:
             yield
         finally:
+            self._held = False
             os.ftruncate(self._file, 0)
 
     def close(self) -> None:
@@ -76,14 +85,17 @@ def read_case(path: Path) -> Case | None:
     try:
         value = json.loads(path.read_text())
         return Case(value["engine"], value["device"], value["bug"], scenario_from_json(value["scenario"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def sweep(folder: Path, keep: Callable[[Case], None]) -> None:
     """Remove the journals of dead processes, after ``keep`` has been given the case that each was running."""
     for path in sorted(folder.glob("*.json")):
-        file = os.open(path, os.O_RDWR)
+        try:
+            file = os.open(path, os.O_RDWR)
+        except OSError:
+            continue  # no journal of ours: a folder, a dangling link, somebody else's
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -45,6 +45,8 @@ def target(
     if max_draft_len is not None and not 1 <= max_draft_len <= 31:
         raise UsageError(f"--max-draft-len: {max_draft_len} is outside 1..31; write a value in that range")
     at_least("--seed", seed, 0)
+    if seed >= 2**63:
+        raise UsageError(f"--seed: {seed} is too large; write at most {2**63 - 1}")
     return Target(
         engine=engine,
         device=device,

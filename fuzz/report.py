@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fuzz import engines
 from fuzz.events import (
     BatchFinished,
     CampaignFinished,
@@ -206,7 +207,9 @@ def finding_lines(event: FindingFound) -> Iterator[str]:
 
 def reproduce(finding: Finding) -> str:
     """The command that shows a stored finding again."""
-    return f"specfuzz explain {finding.id}"
+    # A file may not choose whose code runs, see ``subject``.
+    own = "" if finding.engine in engines.ENGINES else f" --engine {finding.engine}"
+    return f"specfuzz explain {finding.id}{own}"
 
 
 def place(violation: Violation) -> str:

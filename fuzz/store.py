@@ -78,7 +78,8 @@ class Store:
 
     def findings(self) -> list[Path]:
         """Files of the findings in the engine as it is, oldest first."""
-        return sorted((self.home / "findings").glob("*.json"), key=lambda path: (path.stat().st_mtime, path.name))
+        files = (path for path in (self.home / "findings").glob("*.json") if path.is_file())
+        return sorted(files, key=lambda path: (path.stat().st_mtime, path.name))
 
     def find(self, id: str) -> Path:
         """File of the finding with this id; ``UsageError`` with the closest one if there is none."""

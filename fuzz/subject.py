@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import fuzz.engines
+import invariants
+from fuzz.executors import PROCESS_SURVIVES
 from fuzz.store import Store
 from scenarios import Finding, Scenario, ScenarioError, UsageError, closest, finding_from_json, scenario_from_json
 from scenarios.codec import parse
@@ -42,6 +44,12 @@ class Subject:
         """The same on another engine or device, where given; with ``seed_bug`` under ``bug``, or its own defect."""
         if seed_bug and bug is None and self.bug is None:
             raise UsageError(f"--with-bug: {self.name} names no defect; write one, see `specfuzz list bugs`")
+        if engine is None and self.engine not in fuzz.engines.ENGINES:
+            # Loading it would run code that whoever sent the file has chosen.
+            raise UsageError(
+                f"{self.name}: engine: {self.engine!r} is not one of this suite's; "
+                f"write --engine {self.engine} if you trust it"
+            )
         subject = replace(
             self,
             engine=engine or self.engine,
@@ -79,6 +87,8 @@ def read_subject(path: Path, name: str | None = None) -> Subject:
 def _subject(name: str, value: dict[str, Any]) -> Subject:
     if "violation" in value:
         found = finding_from_json(value)
+        if found.invariant != PROCESS_SURVIVES:
+            invariants.find(found.invariant)
         return Subject(
             name=name,
             scenario=found.scenario,

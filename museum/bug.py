@@ -23,7 +23,11 @@ class Patch:
         self._stack = stack
 
     def __call__(self, owner: Any, name: str, value: Any) -> None:
-        """Make ``owner.name`` be ``value``. A class that only inherits ``name`` gets its own."""
+        """Make ``owner.name`` be ``value``. A class that only inherits ``name`` gets its own.
+
+        Raises ``AttributeError`` for a name that the owner does not know: such a patch would change nothing.
+        """
+        getattr(owner, name)
         self._stack.enter_context(mock.patch.object(owner, name, value, create=name not in vars(owner)))
 
 

@@ -267,7 +267,9 @@ class Schedule:
             0 <= row.agree <= most,
             f"{field}.agree",
             f"{row.agree} is outside 0..{most}",
-            "write how many of the drafts made for this row agree with the target",
+            "write how many of the drafts made for this row agree with the target"
+            if config.traits.drafts_for_contexts
+            else f"leave it out, as {config.worker} drafts nothing for a context",
         )
         first_grant = row.chunk + config.num_extra_kv_tokens + self.draft_width(step.draft_len)
         if row.request is None:

@@ -125,18 +125,22 @@ def test_a_run_that_finds_something_and_what_can_be_done_with_it(tmp_path: Path,
     (finding,) = found["findings"]
     assert finding["substep"] == "restored"
     assert finding["field"] == "num_contexts"
-    assert finding["reproduce"] == f"specfuzz explain {finding['id']}"
+    again = f"specfuzz explain {finding['id']} {' '.join(fake('Forgetful'))}"
+    assert finding["reproduce"] == again
     assert json.loads((report / "report.json").read_text()) == found
-    assert f"    specfuzz explain {finding['id']}\n" in (report / "report.txt").read_text()
+    assert f"    {again}\n" in (report / "report.txt").read_text()
     kept = report / "findings" / f"{finding['id']}.json"
     assert json.loads(kept.read_text())["id"] == finding["id"]
 
-    assert cli.invoke(["explain", finding["id"]]) == 1
+    # The file does not choose whose code runs.
+    assert cli.invoke(["explain", finding["id"]]) == 2
+    assert "is not one of this suite's; write --engine tests.fuzz.fakes:Forgetful" in capsys.readouterr().err
+    assert cli.invoke(["explain", finding["id"], *fake("Forgetful")]) == 1
     page = capsys.readouterr().out
     assert re.search(r"^> restored +num_contexts +1 +0$", page, re.MULTILINE)
     assert page.endswith(f"\n{finding['id']}: fails\n")
 
-    assert cli.invoke(["replay", "--json"]) == 1
+    assert cli.invoke(["replay", "--json", *fake("Forgetful")]) == 1
     assert document(capsys)["failed"] == 1
     # Repaired, it holds.
     assert cli.invoke(["replay", finding["id"], *fake("Sound")]) == 0
@@ -187,7 +191,7 @@ def test_replay_and_explain(
     snapshot("replay_fails", capsys.readouterr().out)
     assert cli.invoke(["replay", "story.json", *fake("Silent")]) == 2
     snapshot("replay_unsound", capsys.readouterr().out)
-    assert cli.invoke(["explain", "finding.json"]) == 1
+    assert cli.invoke(["explain", "finding.json", *fake("Forgetful")]) == 1
     assert capsys.readouterr().out.endswith("\nfinding.json: fails\n")
     assert cli.invoke(["replay", "story.json", "finding.json", *fake("Sound"), "--json"]) == 0
     results = document(capsys)
@@ -298,10 +302,12 @@ def test_the_gate(passed: bool, status: int, capsys: Capture, monkeypatch: pytes
     assert capsys.readouterr().out.startswith(f"gate: {'passed' if passed else 'failed'}: tests run ")
 
 
-def test_what_nobody_expected_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_expected_is_no_finding(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr("fuzz.doctor.diagnose", lambda store: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        cli.invoke(["doctor"])
+    assert cli.invoke(["doctor"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("specfuzz: ZeroDivisionError: division by zero (at ")
+    assert line.endswith("; this is no finding, please report it\n")
 
 
 def test_main_ends_the_process(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

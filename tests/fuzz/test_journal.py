@@ -84,3 +84,24 @@ def test_a_journal_that_a_sweep_took_away_is_made_again(tmp_path: Path, monkeypa
 def test_a_folder_that_cannot_be_made_is_named() -> None:
     with pytest.raises(UsageError, match=r"^SPECFUZZ_HOME: /proc/specfuzz cannot be written \(.*\); name a folder"):
         Journal(Path("/proc/specfuzz/running/1.json"))
+
+
+def test_a_case_under_judgement_is_not_replaced_by_those_run_for_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "1.json")
+    smaller = Case("portable", "cpu", None, MIXED)
+    with journal.case(CASE):
+        with journal.case(smaller):
+            assert read_case(journal.path) == CASE
+        assert read_case(journal.path) == CASE
+    assert read_case(journal.path) is None
+    with journal.case(smaller):
+        assert read_case(journal.path) == smaller
+    journal.close()
+
+
+def test_a_sweep_passes_over_what_is_no_journal(tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "dangling.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert swept(tmp_path) == []
+    assert not (tmp_path / "deep.json").exists()

@@ -102,7 +102,11 @@ def test_another_engine_or_defect() -> None:
     moved = subject().on("portable", "cuda", bug="TRT-04/MTPEagleWorker", seed_bug=True)
     assert (moved.engine, moved.device, moved.active_bug) == ("portable", "cuda", "TRT-04/MTPEagleWorker")
     # A finding under a defect stays under it.
-    assert subject(bug="TRT-04/MTPEagleWorker", seeded=True).on(None, "cpu").active_bug == "TRT-04/MTPEagleWorker"
+    kept = subject(bug="TRT-04/MTPEagleWorker", seeded=True).on("tests.fuzz.fakes:Sound", "cpu")
+    assert kept.active_bug == "TRT-04/MTPEagleWorker"
+    # What a file names is not imported.
+    with pytest.raises(UsageError, match=r"^it: engine: 'antigravity:fly' is not one of this suite's; write --engine "):
+        Subject(name="it", scenario=MIXED, engine="antigravity:fly").on(None, None)
     with pytest.raises(UsageError, match="--engine: no engine is called 'porta'"):
         subject().on("porta", None)
     with pytest.raises(UsageError, match=r"^--with-bug: it names no defect; write one, see `specfuzz list bugs`$"):

@@ -72,7 +72,7 @@ def test_the_json_document() -> None:
                 "also": ["derived-counters-consistent", "layout-equals-reference"],
                 "cases": 6,
                 "scenario": scenario_to_json(MIXED),
-                "reproduce": f"specfuzz explain {FINDING.id}",
+                "reproduce": f"specfuzz explain {FINDING.id} --engine {FINDING.engine}",
             }
         ],
         "interrupted": ["x.json"],
