@@ -62,7 +62,8 @@ def repeated() -> int:
 def test_no_example_is_a_variant_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repeated() > 20, "Hypothesis has changed its ways, and each_anew may go"
     with each_anew():
-        assert repeated() == 0
+        # Two neighbours may be alike by chance.
+        assert repeated() <= 5
     assert repeated() > 20
     monkeypatch.delattr(engine.ConjectureRunner, "generate_mutations_from")
     with each_anew():
