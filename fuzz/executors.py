@@ -33,6 +33,7 @@ from fuzz.events import (
     decode,
     encode,
 )
+from fuzz.files import unique
 from fuzz.journal import Journal, read_case
 from fuzz.unit import Unit
 from fuzz.unit import decode as decode_unit
@@ -78,7 +79,7 @@ class InProcess:
         """See ``Executor``."""
         from fuzz.work import run_unit
 
-        journal = Journal(self.running / f"{os.getpid()}.json")
+        journal = Journal(self.running / f"{unique()}.json")
         try:
             while (unit := plan.next()) is not None:
                 for event in run_unit(unit, journal):
@@ -166,7 +167,6 @@ class Spawned:
         self.recycle = recycle
         self.stall = stall
         self._members: list[_Member] = []
-        self._started = 0
 
     def execute(self, plan: Plan) -> Events:
         """See ``Executor``."""
@@ -189,8 +189,7 @@ class Spawned:
     def _start(self, unit: Unit) -> None:
         # The processes share the cores; a thread pool in each would have them fight.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        self._started += 1
-        journal = self.running / f"{os.getpid()}-{self._started}.json"
+        journal = self.running / f"{unique()}.json"
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, str(journal)), daemon=True)

@@ -72,7 +72,7 @@ def render(finding: Finding, claim: Claim, struck: Mapping[int, int]) -> str:
         "mode": mode,
         "spec_metadata": spec_metadata,
         "max_draft_len": config.max_draft_len,
-        "max_total_draft_tokens": config.traits.tokens_per_gen_step(config.max_draft_len) - 1,
+        "max_total_draft_tokens": config.tokens_per_gen_step(config.max_draft_len) - 1,
         "max_num_requests": config.max_num_requests,
         "max_num_tokens": config.max_num_tokens,
         "graph_warmup_runs": config.graph_warmup_runs,
@@ -161,7 +161,7 @@ def _steps(config: Config, claim: Claim, shown: Iterable[Shown], struck: Mapping
         yield f"    # steps[{index}]: {step.phase.value}\n"
         fields = {
             "draft_len": _literal(step.draft_len),
-            "width": _literal(config.traits.tokens_per_gen_step(step.draft_len)),
+            "width": _literal(config.tokens_per_gen_step(step.draft_len)),
             "num_contexts": _literal(len(step.contexts)),
             "seq_lens": _literal([plan.query for plan in plans]),
             "cached": _literal([plan.past for plan in plans]),

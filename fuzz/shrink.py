@@ -22,6 +22,7 @@ from scenarios import (
     Step,
     check,
 )
+from scenarios.schedule import most_nodes
 
 Edit = Callable[[Scenario], Iterator[Scenario]]
 """Variants of a scenario, each of them with less to read in one place; they need not be valid."""
@@ -76,11 +77,12 @@ def repair(scenario: Scenario) -> Scenario | None:
 
 def _possible(step: Step, schedule: Schedule) -> Step | None:
     """The step with the rows and ends that are possible now; None if it has no row then."""
-    traits = schedule.config.traits
-    k = max(traits.min_draft_len, min(step.draft_len, schedule.config.max_draft_len))
+    config, traits = schedule.config, schedule.config.traits
+    k = max(config.min_draft_len, min(step.draft_len, config.max_draft_len))
     most = k if traits.drafts_for_contexts else 0
     contexts = [replace(c, chunk=_chunk(c, schedule), agree=min(c.agree, most)) for c in step.contexts]
-    generations = [replace(g, agree=min(g.agree, k), accept=min(g.accept, k + 1)) for g in step.generations]
+    accepted = 1 if traits.tree else k + 1
+    generations = [replace(g, agree=min(g.agree, k), accept=min(g.accept, accepted)) for g in step.generations]
     whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
     if not _fits(whole, schedule):
         # Fewer rows than were captured can not be replayed.
@@ -107,9 +109,12 @@ def _fits(step: Step, schedule: Schedule) -> bool:
 
 
 def _chunk(row: Context, schedule: Schedule) -> int:
-    """As much of the chunk as there is prompt left."""
+    """As much of the chunk as there is prompt left; all of it where a prompt is computed in one."""
     state = None if row.request is None else schedule.requests.get(row.request)
-    return row.chunk if state is None else min(row.chunk, max(1, state.prompt_len - state.past))
+    if state is None:
+        return row.chunk
+    left = max(1, state.prompt_len - state.past)
+    return min(row.chunk, left) if schedule.config.traits.chunked_prefill else left
 
 
 def _with_step(scenario: Scenario, index: int, step: Step | None) -> Scenario:
@@ -186,9 +191,15 @@ def _smaller_draft_lens(scenario: Scenario) -> Iterator[Scenario]:
     config = scenario.config
     for k in _below(config.max_draft_len, 1):
         steps = tuple(replace(step, draft_len=min(step.draft_len, k)) for step in scenario.steps)
-        yield replace(scenario, config=replace(config, max_draft_len=k), steps=steps)
+        nodes = min(config.max_total_draft_tokens, most_nodes(k, config.dynamic_tree_max_topK))
+        smaller = replace(config, max_draft_len=k, max_total_draft_tokens=nodes)
+        yield replace(scenario, config=smaller, steps=steps)
+    for nodes in _below(config.max_total_draft_tokens, config.max_draft_len):
+        yield replace(scenario, config=replace(config, max_total_draft_tokens=nodes))
+    for topk in _below(config.dynamic_tree_max_topK, 2):
+        yield replace(scenario, config=replace(config, dynamic_tree_max_topK=topk))
     for i, step in enumerate(scenario.steps):
-        for k in _below(step.draft_len, config.traits.min_draft_len):
+        for k in _below(step.draft_len, config.min_draft_len):
             yield _with_step(scenario, i, replace(step, draft_len=k))
 
 

@@ -3,7 +3,7 @@
 findings/ID.json     findings, each written in one piece (temporary file, then rename)
 museum/ID.json       the same for findings under a seeded defect, which say nothing of the engine as it is
 running/NAME.json    the case that a process is running, see ``fuzz.journal``
-interrupted/ID.json  cases whose process died with everything else, as scenario files
+interrupted/ID.json  cases whose process was killed from outside, as scenario files
 campaigns.sqlite     one row per campaign, one per worker in it, one per invariant in that
 
 A process may be killed at any moment: files are whole or absent, and a campaign without an end was cut short.
@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fuzz.events import BatchFinished, CampaignFinished, CampaignStarted, Events, FindingFound, Tally
-from fuzz.files import HOME, not_writable, write_text
+from fuzz.files import HOME, check_writable, json_files, not_writable, write_text
 from fuzz.journal import Case, sweep
 from scenarios import Finding, UsageError, closest, finding_to_json, scenario_to_json
 
@@ -42,6 +42,10 @@ CREATE TABLE IF NOT EXISTS invariant (
     reached INTEGER NOT NULL, held INTEGER NOT NULL, PRIMARY KEY (campaign, worker, slug)
 );
 """
+
+
+_FOLDERS: Final = ("interrupted", "museum", "findings")
+"""Where names are looked up; later ones win."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,8 @@ class Store:
 
     def prepare(self) -> None:
         """Raise ``UsageError`` unless the folder can be written."""
-        try:
-            self.running.mkdir(parents=True, exist_ok=True)
-            probe = self.running / f".probe-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise not_writable(HOME, self.home, error) from error
+        for folder in (self.home, self.running):
+            check_writable(folder, HOME)
 
     def save(self, finding: Finding) -> Path:
         """Write a finding; returns its path."""
@@ -78,28 +77,33 @@ class Store:
 
     def findings(self) -> list[Path]:
         """Files of the findings in the engine as it is, oldest first."""
-        files = (path for path in (self.home / "findings").glob("*.json") if path.is_file())
+        files = (path for path in json_files(self.home / "findings") if path.is_file())
         return sorted(files, key=lambda path: (path.stat().st_mtime, path.name))
 
     def find(self, id: str) -> Path:
-        """File of the finding with this id; ``UsageError`` with the closest one if there is none."""
-        files = {p.stem: p for folder in ("museum", "findings") for p in (self.home / folder).glob("*.json")}
+        """File of the finding or interrupted case with this id; ``UsageError`` with the closest if there is none."""
+        files = {p.stem: p for folder in _FOLDERS for p in json_files(self.home / folder)}
         if id not in files:
             raise UsageError(f"ID: no finding in {self.home} is called {id!r}; {closest(id, files)}")
         return files[id]
 
+    def interrupted(self) -> list[Path]:
+        """Scenario files of the cases that were running when their process was killed."""
+        return json_files(self.home / "interrupted")
+
     def take_interrupted(self) -> list[Path]:
-        """Scenario files made of the cases that dead processes have left behind."""
+        """New scenario files, made of the cases that dead processes have left behind."""
         kept: list[Path] = []
 
         def keep(case: Case) -> None:
-            scenario = scenario_to_json(case.scenario)
-            id = hashlib.sha256(json.dumps(scenario, sort_keys=True).encode()).hexdigest()[:8]
             value = {
-                "title": f"Interrupted on engine {case.engine}, device {case.device}",
+                "title": "Interrupted: the process was killed in this case",
+                "engine": case.engine,
+                "device": case.device,
                 **({} if case.bug is None else {"bug": case.bug}),
-                "scenario": scenario,
+                "scenario": scenario_to_json(case.scenario),
             }
+            id = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
             kept.append(self._write(self.home / "interrupted" / f"{id}.json", value))
 
         sweep(self.running, keep)

@@ -13,7 +13,7 @@ from fuzz.store import Store
 from scenarios import Finding, Scenario, ScenarioError, UsageError, closest, finding_from_json, scenario_from_json
 from scenarios.codec import parse
 
-_WRAPPER = ("title", "story", "bug", "scenario")
+_WRAPPER = ("title", "story", "engine", "device", "bug", "scenario")
 
 
 @dataclass(frozen=True, kw_only=True)

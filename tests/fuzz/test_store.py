@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from contextlib import closing
@@ -95,11 +94,13 @@ def test_a_case_of_a_dead_process_becomes_a_scenario_file(store: Store) -> None:
         text = journal.path.read_text()
     journal.close()
     (store.running / "1.json").write_text(text)
-    (store.running / "2.json").write_text(json.dumps({**json.loads(text), "bug": None}))
+    (store.running / "2.json").write_text(text)
     # The same case twice is one file.
     (path,) = set(store.take_interrupted())
-    assert read_subject(path).scenario == MIXED
+    read = read_subject(path)
+    assert (read.scenario, read.engine, read.device, read.bug) == (MIXED, "portable", "cpu", "TRT-01/MTPEagleWorker")
     assert store.take_interrupted() == []
+    assert store.interrupted() == [path] == [store.find(path.stem)]
 
 
 def test_a_home_that_cannot_be_written_is_named() -> None:
@@ -120,3 +121,11 @@ def test_a_database_that_is_none_is_named(store: Store) -> None:
     (store.home / "campaigns.sqlite").write_text("no database at all, and longer than a header of one" * 10)
     with pytest.raises(UsageError, match=r"campaigns.sqlite: file is not a database; move the file away"):
         store.totals()
+
+
+@pytest.mark.parametrize("folder", ["findings", "museum", "interrupted"])
+def test_a_folder_that_cannot_be_read_is_named(store: Store, folder: str) -> None:
+    store.prepare()
+    (store.home / folder).write_text("no folder")
+    with pytest.raises(UsageError, match=rf"^SPECFUZZ_HOME: .*/{folder} cannot be read \(Not a directory\); "):
+        store.find("0123abcd")
