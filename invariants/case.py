@@ -145,7 +145,7 @@ class StepCase:
     @property
     def width(self) -> int:
         """Draft slots of a generation row."""
-        return self.traits.tokens_per_gen_step(self.asked.draft_len) - 1
+        return self.config.tokens_per_gen_step(self.asked.draft_len) - 1
 
     @property
     def ledger(self) -> Moment | None:

@@ -138,7 +138,7 @@ class Batch:
 
 def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Batch:
     """The batch of ``step`` for requests with these histories."""
-    width = config.traits.tokens_per_gen_step(step.draft_len) - 1
+    width = config.tokens_per_gen_step(step.draft_len) - 1
     rows = [_context(row, config, histories) for row in step.contexts]
     rows += [_generation(row, step.draft_len, width, config, histories) for row in step.generations]
     return Batch(rows, len(step.contexts), step.draft_len, width)

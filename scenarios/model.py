@@ -46,8 +46,14 @@ class FaultKind(str, Enum):
 class WorkerTraits:
     """What a scenario needs to know of a worker to be valid for it.
 
-    ``tokens_per_gen_step(K)`` rows are fed per generation; ``drafts_for_contexts`` says whether the drafts
-    made for a context row are real; ``min_draft_len`` is the smallest runtime draft length it handles.
+    parallel             it drafts from mask tokens, so that a generation feeds 2K rows and not K + 1
+    drafts_for_contexts  whether the drafts made for a context row are real
+    min_draft_len        smallest runtime draft length that it handles
+    fixed_draft_len      it does not follow a runtime draft length: K is always ``max_draft_len``
+    chunked_prefill      a prompt may be computed in chunks; without look-ahead a chunk border costs a drafter tokens
+    feeds_history        its generations feed the drafter their last K tokens again, so prompts have K - 1 or more
+    tree                 it drafts a tree: ``max_total_draft_tokens`` nodes of depth K at most
+    sparse               whether it runs on a sparse attention backend
     """
 
     name: str
@@ -55,10 +61,11 @@ class WorkerTraits:
     parallel: bool = False
     drafts_for_contexts: bool = True
     min_draft_len: int = 0
-
-    def tokens_per_gen_step(self, draft_len: int) -> int:
-        """Rows per generation in the target forward (upstream: ``runtime_tokens_per_gen_step``)."""
-        return 2 * draft_len if self.parallel else draft_len + 1
+    fixed_draft_len: bool = False
+    chunked_prefill: bool = True
+    feeds_history: bool = False
+    tree: bool = False
+    sparse: bool = True
 
 
 WORKERS: Final[dict[str, WorkerTraits]] = {
@@ -124,6 +131,8 @@ class Config:
     seed              seed of the prompts
     attention_backend a key of ``BACKENDS``
     index_topk        positions that a sparse backend selects per row, at least 1; 0 for a dense one
+    dynamic_tree_max_topK   candidates per node of a draft tree, at least 2; 0 without a tree
+    max_total_draft_tokens  nodes of a draft tree, the root not counted; 0 without a tree
     """
 
     worker: str
@@ -138,6 +147,8 @@ class Config:
     seed: int = 0
     attention_backend: str = "TRTLLM"
     index_topk: int = 0
+    dynamic_tree_max_topK: int = 0
+    max_total_draft_tokens: int = 0
 
     @property
     def traits(self) -> WorkerTraits:
@@ -145,13 +156,33 @@ class Config:
         return WORKERS[self.worker]
 
     @property
+    def min_draft_len(self) -> int:
+        """Smallest runtime draft length of a step."""
+        return self.max_draft_len if self.traits.fixed_draft_len else self.traits.min_draft_len
+
+    @property
+    def least_history(self) -> int:
+        """Fewest tokens of a prompt, or of what a dummy generation has cached."""
+        return self.max_draft_len - 1 if self.traits.feeds_history else 0
+
+    def tokens_per_gen_step(self, draft_len: int) -> int:
+        """Rows per generation in the target forward (upstream: ``runtime_tokens_per_gen_step``)."""
+        if self.traits.tree:
+            return 1 + self.max_total_draft_tokens
+        return 2 * draft_len if self.traits.parallel else draft_len + 1
+
+    @property
     def num_extra_kv_tokens(self) -> int:
         """Tokens granted beyond a request's length: room for the draft loop (upstream: Kmax - 1).
 
         A parallel drafter writes one token beyond the verified ones even for Kmax 1, where upstream's
-        formula gives 0, so it gets at least 1 here.
+        formula gives 0, so it gets at least 1 here. The layers of a tree append ``dynamic_tree_max_topK`` nodes
+        each to a request that may have advanced by K + 1.
         """
-        return max(self.max_draft_len - 1, 1 if self.traits.parallel else 0)
+        depth = self.max_draft_len
+        if self.traits.tree:
+            return max(depth - 1, depth * (1 + self.dynamic_tree_max_topK) - self.max_total_draft_tokens)
+        return max(depth - 1, 1 if self.traits.parallel else 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,6 +87,8 @@ _LIMITS = {
     "error_budget": (0, 1_000_000),
     "seed": (0, 2**31 - 1),
     "index_topk": (0, 4096),
+    "dynamic_tree_max_topK": (0, 16),
+    "max_total_draft_tokens": (0, 255),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -107,12 +109,41 @@ def check_config(config: Config) -> None:
         f"{config.index_topk} does not fit attention_backend {config.attention_backend}",
         "write 1 or more" if sparse else "leave it out, as only a sparse backend selects positions",
     )
+    _require(
+        config.traits.sparse or not config.index_topk,
+        "config.attention_backend",
+        f"{config.worker} does not run on {config.attention_backend}",
+        "choose a dense backend",
+    )
     for name, (low, high) in _LIMITS.items():
         value = getattr(config, name)
         if value < low:
             raise ScenarioError(f"config.{name}", f"{value} is too small", f"write {low} or more")
         if value > high:
             raise ScenarioError(f"config.{name}", f"{value} is too large", f"write at most {high}")
+    _check_tree(config)
+
+
+def most_nodes(depth: int, topk: int) -> int:
+    """Nodes that the layers of a draft tree make: ``topk`` from the root, then ``topk`` for each of ``topk``."""
+    return topk + topk * topk * (depth - 1) if topk else 0
+
+
+def _check_tree(config: Config) -> None:
+    """A tree keeps its best path, so it has a node for each depth and no more than were made."""
+    depth, topk, nodes = config.max_draft_len, config.dynamic_tree_max_topK, config.max_total_draft_tokens
+    if not config.traits.tree:
+        for name in ("dynamic_tree_max_topK", "max_total_draft_tokens"):
+            _require(not getattr(config, name), f"config.{name}", f"{config.worker} drafts no tree", "leave it out")
+        return
+    _require(topk >= 2, "config.dynamic_tree_max_topK", f"{topk} is too small for a tree", "write 2 or more")
+    most = most_nodes(depth, topk)
+    _require(
+        depth <= nodes <= most,
+        "config.max_total_draft_tokens",
+        f"{nodes} is outside {depth}..{most}",
+        "a tree of this max_draft_len and dynamic_tree_max_topK needs a value in that range",
+    )
 
 
 class Schedule:
@@ -144,6 +175,13 @@ class Schedule:
         )
         _require(
             request.prompt_len >= 1, f"{field}.prompt_len", f"{request.prompt_len} is too small", "write 1 or more"
+        )
+        least = self.config.least_history
+        _require(
+            request.prompt_len >= least,
+            f"{field}.prompt_len",
+            f"{request.prompt_len} is too small for {self.config.worker}, which feeds its last tokens again",
+            f"write {least} or more",
         )
         longest = request.prompt_len + self.config.num_extra_kv_tokens
         _require(
@@ -179,7 +217,7 @@ class Schedule:
 
     def draft_width(self, draft_len: int) -> int:
         """Draft slots of a generation row (upstream: length of ``py_draft_tokens``)."""
-        return self.config.traits.tokens_per_gen_step(draft_len) - 1
+        return self.config.tokens_per_gen_step(draft_len) - 1
 
     def plan(self, step: Step, field: str = "step") -> list[RowPlan]:
         """Lengths of the rows of ``step`` if it came next; raise ``ScenarioError`` if it could not."""
@@ -187,7 +225,7 @@ class Schedule:
         k = step.draft_len
         _require(not self.over, field, "an earlier fault ended the run", "remove this step or that fault")
         _require(bool(step.rows), field, "the batch is empty", "add a context or a generation")
-        low = traits.min_draft_len
+        low = config.min_draft_len
         _require(
             low <= k <= config.max_draft_len,
             f"{field}.draft_len",
@@ -289,12 +327,18 @@ class Schedule:
             f"{row.chunk} exceeds the {left} prompt tokens left of request {row.request}",
             f"write at most {left}",
         )
+        _require(
+            row.chunk == left or config.traits.chunked_prefill,
+            f"{field}.chunk",
+            f"{row.chunk} is a part of the prompt, and {config.worker} computes it in one",
+            f"write {left}",
+        )
         granted = state.granted or state.prompt_len + config.num_extra_kv_tokens + self.draft_width(step.draft_len)
         return RowPlan(row.request, True, state.past, row.chunk, int(row.chunk == left), granted)
 
     def _plan_generation(self, step: Step, row: Generation, field: str) -> RowPlan:
         config, k = self.config, step.draft_len
-        query = config.traits.tokens_per_gen_step(k)
+        query = config.tokens_per_gen_step(k)
         _require(
             0 <= row.agree <= k,
             f"{field}.agree",
@@ -303,9 +347,13 @@ class Schedule:
         )
         if row.request is None:
             self._check_dummy(step, field)
-            _require(row.past >= 0, f"{field}.past", f"{row.past} is negative", "write 0 or more")
+            least, most = self.config.least_history, 1 if config.traits.tree else k + 1
+            _require(row.past >= least, f"{field}.past", f"{row.past} is too small", f"write {least} or more")
             _require(
-                1 <= row.accept <= k + 1, f"{field}.accept", f"{row.accept} is outside 1..{k + 1}", "write 1 to K + 1"
+                1 <= row.accept <= most,
+                f"{field}.accept",
+                f"{row.accept} is outside 1..{most}",
+                "leave it out, as a dummy has no tree of drafts" if config.traits.tree else "write 1 to K + 1",
             )
             granted = row.past + 1 + config.num_extra_kv_tokens + self.draft_width(k)
             return RowPlan(None, False, row.past, query, row.accept, granted)

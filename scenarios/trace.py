@@ -81,6 +81,14 @@ FIELDS: Final[dict[str, str]] = {
     "gen_cached_token_indptr": "device int64 [g + 1]: the same of their cached lengths",
     "kv_lens_cuda_2d": "device int32 [g, 1 + Kmax]: KV length of each generation, in every column",
     "max_gen_seq_len": "host int: longest query of a generation, 0 without generations",
+    # Trees of drafts: prepared, entered, draft[i], restored, failed; rows that the masks speak of (generations of the
+    # target, every row of a draft call from the second one on).
+    "spec_decoding_packed_mask": "device: per row and node the nodes of this forward that it sees, in order",
+    "spec_decoding_position_offsets": "device: per row the depth of each node",
+    "spec_decoding_generation_lengths": "device int32: nodes per row",
+    # A drafter with a context of its own (DFlash, DSpark).
+    "ctx_len": "device int64, per generation of the batch: columns of its context; entered, restored, failed",
+    "num_ctx_per_req": "device int64 [G]: columns that the draft call reads; draft[i]",
     # Acceptance: verified.
     "num_accepted_tokens": "device int32 [n], the target's own token included",
     "accepted_tokens": "device int32: per row its first num_accepted_tokens entries",
@@ -101,6 +109,12 @@ FIELDS: Final[dict[str, str]] = {
     "draft_kv": "request -> entries of its draft slots 0..past-1, 0 where the drafter was given nothing",
     "target_indexer_kv": "request -> entries of its target slots 0..past-1 in the indexer's cache (DSA)",
     "draft_indexer_kv": "request -> the same of its draft slots (DSA)",
+    "draft_layers_kv": "request -> per MTP layer the entries of its draft slots (vanilla MTP, instead of draft_kv)",
+    "mtp_past_tokens": "request -> the last Kmax tokens that vanilla MTP keeps, oldest first",
+    "mtp_past_hidden_states": "request -> the target's hidden states (tracer digests) of these",
+    "draft_context": "request -> [position, value] of each column of the drafter's own context (DFlash, DSpark)",
+    "automaton": "request -> text that its suffix automaton holds (SA)",
+    "draft_tree": "request -> parent of each draft node of its last step, -1 for the root; [] without a tree",
     # failed.
     "exception": "class name of the exception",
     "message": "its text",

@@ -41,6 +41,40 @@ pool is what the drafter was never given; it falls back to the target's cache, s
 upstream leaves without a token (PARD and the first generated one) can still be steered. That the slot is empty
 is visible in the trace (``draft_kv``). Slots are EMPTY when their page is granted.
 
+Vanilla MTP: layer ``i`` has a draft pool of its own and shift ``i + 1``: at position ``x`` it is given the token of
+position ``x + 1 + i`` and the hidden state of position ``x + i``. As above, with ``i`` more everywhere::
+
+    term'(s)  = term(s + 1 + i, entry(x_s + 1 + i, t_s)), or term(s + 1 + i, target_slot[s + 1 + i]) when EMPTY
+    digest'   = (sum(term(s, target_slot[s]) for s in 0..i) + sum(term'(s) for s in 0..n)) % PRIME
+    own       = term(n + 1 + i, entry(x + 1 + i, t))
+
+Drafter with a context of its own (DFlash, DSpark): for each cached token it keeps a column (position, value) whose
+value is ``term(n, entry(x, t))`` of the target row that cached it (projected from the captured layers, which hold 1,
+2, 3 times that value). It reads neither pool. A query at position ``x`` that knows ``c`` columns and is given the
+token ``t`` at position ``c``::
+
+    d         = (sum(value_j + POSITION_FACTOR * (position_j - j) for j in 0..c-1) + term(c, entry(x, t))) % PRIME
+    choice 1  = choose(d), then d = (d + term(c + 1, entry(x + 1, choice 1))) % PRIME, choice 2 = choose(d), ...
+
+where ``x`` is the position of the query's first row; the choices are those of its rows in order.
+
+Suffix automaton (SA): it keeps the text of a request, prompt and all tokens committed since, and finds in it how the
+text goes on: ``choose`` of the digest of the text, as the target, with its ``index_topk``, would have it; the draft
+is fed back undisturbed. Its match has the length of the text where at least one draft is to agree and 0 elsewhere,
+where its drafts are PAD_TOKEN.
+
+Trees: rows of a generation are nodes of a tree, the root (the last committed token) first. A node at depth ``j`` has
+position ``past + j`` and sees the cached slots and, of this forward's slots, those that its mask names: the nodes on
+its path. A slot of the forward counts with the position that it holds, not with its own index::
+
+    digest    = (sum(term(s, slot[s]) for s in 0..past-1) + sum(term(x_v, entry(x_v, t_v)) for v on the path)) % PRIME
+
+and likewise for draft rows with shift 1: ``term(x_v + 1, entry(x_v + 1, t_v))``. Per node the drafter offers
+``dynamic_tree_max_topK`` candidates: the first is ``next`` or ``disagree(next)`` as in a chain, the candidate of rank
+``r >= 1`` is ``alternative(next, r)``, which differs from both. A node's score is that of its parent less
+``SCORE_STEP + r * SCORE_RANK``, from 0 at the root, so that the path of first candidates is always kept; of equal
+scores the earlier made node is first.
+
 Sparse attention (DSA): an indexer with a cache of its own, target's and drafter's, selects what a row sees. A row
 writes its entry to the indexer's cache too, at the byte offset that ``slot_mapping_fp8`` names. Of the tokens
 ``u`` that the dense definition would sum over, each has the score ``term(u, entry in the indexer's cache)``, and
@@ -79,6 +113,13 @@ _CHOICE_FACTOR: Final = 1_664_525
 _CHOICE_SHIFT: Final = 1_013_904_223
 _CHOICES: Final = VOCAB_SIZE - 2
 
+POSITION_FACTOR: Final = 1_000_003
+"""What a column of a drafter's context that is one position off adds to a digest."""
+SCORE_STEP: Final = 1
+"""By how much the score of a draft node is below its parent's."""
+SCORE_RANK: Final = 1024
+"""By how much more for each rank behind the first candidate."""
+
 
 def entry(position: int, token: int) -> int:
     """Content of the slot written by a row with this position id and token (> 0, so never ``EMPTY``)."""
@@ -112,6 +153,11 @@ def choose(digest: int) -> int:
 def disagree(token: int) -> int:
     """A token that differs from ``token`` and that the target could choose."""
     return 1 + token % _CHOICES
+
+
+def alternative(token: int, rank: int) -> int:
+    """The candidate of rank ``rank`` (1, 2, ...) beside ``token``: neither it nor ``disagree(token)``."""
+    return 1 + (token + rank) % _CHOICES
 
 
 def prompt_token(seed: int, request: int, position: int) -> int:

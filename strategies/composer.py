@@ -85,8 +85,8 @@ class Composer:
 
     def _can_go_on(self) -> bool:
         """Whether a request could run in the next step, or a new one enter."""
-        least = self.schedule.config.traits.min_draft_len
-        return Room(self.schedule, least).longest_prompt >= 1 or runnable(self.schedule, least)
+        least = self.schedule.config.min_draft_len
+        return Room(self.schedule, least).takes_prompt or runnable(self.schedule, least)
 
     def _draw_finish(self, draw: Draw) -> list[int]:
         """One request or all of them; mostly none."""
@@ -115,7 +115,7 @@ class Composer:
             draft_len, sizes = self._nearest_graphs(draft_len)
         layout = self._draw_layout(draw, draft_len, sizes)
         if not layout.contexts and not layout.generations:
-            draft_len, sizes = self.schedule.config.traits.min_draft_len, ()
+            draft_len, sizes = self.schedule.config.min_draft_len, ()
             layout = self._draw_layout(draw, draft_len, sizes)
         # Generations that fit one by one need not fit together, so there may be fewer than a graph has.
         replayed = not layout.contexts and len(layout.generations) in sizes

@@ -9,6 +9,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from scenarios import BACKENDS, WORKERS, Config, Request, Schedule, UsageError, closest
+from scenarios.schedule import most_nodes
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
 from strategies.layout import Room, pages
 from strategies.sizes import prompt_lens
@@ -22,6 +23,11 @@ _RUNS: Final = (2, 0, 1, 3)
 _BUDGETS: Final = (8, 0, 1, 2)
 _TOPK: Final = (2, 1, 3, 4, 8, 128)
 """The last one is not below any ``max_seq_len`` that is drawn: it selects everything."""
+_TREE_TOPK: Final = (2, 3, 4)
+_MAX_DEPTH: Final = 4
+"""Depth of the deepest tree that is drawn; wide ones cost time, and width is what goes wrong."""
+_MAX_NODES: Final = 34
+"""A tree of 32 rows or more needs a second word of its mask."""
 _SEEDS: Final = 16
 _SLACK: Final = 16
 """Tokens by which a tight limit exceeds the least."""
@@ -86,10 +92,17 @@ def _configs(
     draft_lens: tuple[int, ...],
     rows: tuple[int, ...],
 ) -> Config:
-    worker, backend = choose(draw, workers), choose(draw, backends)
+    worker = choose(draw, workers)
+    backend = choose(draw, backends if WORKERS[worker].sparse else [b for b in backends if b in DENSE])
     draft_len, block, max_rows = choose(draw, draft_lens), choose(draw, _BLOCKS), choose(draw, rows)
     runs, budget, seed = digits(draw, (len(_RUNS), len(_BUDGETS), _SEEDS))
     tight = choose(draw, _TIGHT)
+    topk, nodes = 0, 0
+    if WORKERS[worker].tree:
+        draft_len = min(draft_len, _MAX_DEPTH)
+        topk = choose(draw, _TREE_TOPK)
+        most = min(most_nodes(draft_len, topk), _MAX_NODES)
+        nodes = choose(draw, tuple(range(draft_len, most + 1)))
     config = Config(
         worker=worker,
         max_draft_len=draft_len,
@@ -100,20 +113,23 @@ def _configs(
         seed=seed,
         attention_backend=backend,
         index_topk=choose(draw, _TOPK) if BACKENDS[backend].sparse else 0,
+        dynamic_tree_max_topK=topk,
+        max_total_draft_tokens=nodes,
     )
     return _tighten(draw, config, tight) if tight else config
 
 
 def _tighten(draw: Draw, config: Config, tight: Collection[str]) -> Config:
     """``config`` with limits from what one short request needs at the largest draft length upwards."""
-    extra, fed = config.num_extra_kv_tokens, config.traits.tokens_per_gen_step(config.max_draft_len)
+    extra, fed = config.num_extra_kv_tokens, config.tokens_per_gen_step(config.max_draft_len)
+    prompt = max(1, config.least_history)
     if "pool" in tight:
-        start = pages(1 + extra + fed, config)
+        start = pages(prompt + extra + fed, config)
         config = replace(config, num_blocks=start + pick(draw, 4 * start))
     if "tokens" in tight:
         config = replace(config, max_num_tokens=fed + pick(draw, 2 * fed + _SLACK))
     if "length" in tight:
-        config = replace(config, max_seq_len=1 + extra + fed + pick(draw, _SLACK))
+        config = replace(config, max_seq_len=prompt + extra + fed + pick(draw, _SLACK))
     return config
 
 
@@ -147,9 +163,9 @@ def draw_prompt_len(draw: Draw, config: Config, longest: int) -> int:
 
 def room_of(strategy: str, config: Config) -> Room:
     """What the empty engine of ``config`` holds at its smallest draft length, which is at least one request."""
-    room = Room(Schedule(config), config.traits.min_draft_len)
-    if room.longest_prompt < 1:
-        need = 1 + room.extra
+    room = Room(Schedule(config), config.min_draft_len)
+    if not room.takes_prompt:
+        need = room.least_prompt + room.extra
         raise UsageError(
             f"{strategy}(): config holds no request; write num_blocks of {pages(need + room.width, config)} or more "
             f"and max_seq_len of {need} or more"

@@ -42,10 +42,11 @@ class Room:
         self.config = config
         self.extra = config.num_extra_kv_tokens
         self.width = schedule.draft_width(draft_len)
-        self.fed = config.traits.tokens_per_gen_step(draft_len)
+        self.fed = config.tokens_per_gen_step(draft_len)
         self.rows = config.max_num_requests
         self.tokens = config.max_num_tokens
         self.pages = config.num_blocks - schedule.blocks_in_use
+        self.least_prompt = max(1, config.least_history)
 
     @property
     def longest_prompt(self) -> int:
@@ -54,15 +55,24 @@ class Room:
         if not self.rows or not self.tokens:
             return 0
         in_pool = self.pages * config.tokens_per_block - self.extra - self.width
-        return min(in_pool, config.max_seq_len - self.extra)
+        longest = min(in_pool, config.max_seq_len - self.extra)
+        return longest if config.traits.chunked_prefill else min(longest, self.tokens)
+
+    @property
+    def takes_prompt(self) -> bool:
+        """Whether some prompt could start now."""
+        return self.longest_prompt >= self.least_prompt
 
     def longest_past(self, later: int = 0) -> int:
-        """Most cached tokens of a dummy generation that could join now, with ``later`` more to come; or below 0."""
+        """Most cached tokens of a dummy generation that could join now, with ``later`` more to come.
+
+        Below ``Config.least_history`` if none could.
+        """
         config = self.config
         if self.rows <= later or self.tokens < self.fed * (later + 1):
             return -1
         least = self.extra + self.width + 1
-        in_pool = (self.pages - later * pages(least, config)) * config.tokens_per_block - least
+        in_pool = (self.pages - later * pages(config.least_history + least, config)) * config.tokens_per_block - least
         return min(in_pool, config.max_seq_len - self.extra - self.fed)
 
     def start(self, prompt_len: int) -> None:
@@ -83,7 +93,7 @@ class Room:
         """Whether a waiting request could compute a part of its prompt."""
         if state.granted:
             return self.rows > 0 and self.tokens > 0
-        return state.prompt_len <= self.longest_prompt
+        return self.least_prompt <= state.prompt_len <= self.longest_prompt
 
     def admits_generation(self, state: RequestState) -> bool:
         """Whether a request could verify its drafts."""
@@ -115,7 +125,7 @@ def layouts(schedule: Schedule, *, draft_len: int) -> st.SearchStrategy[Layout]:
     Raises ``UsageError`` if none of its requests could run with that draft length.
     """
     config = schedule.config
-    in_range("layouts", "draft_len", draft_len, config.traits.min_draft_len, config.max_draft_len)
+    in_range("layouts", "draft_len", draft_len, config.min_draft_len, config.max_draft_len)
     if not runnable(schedule, draft_len):
         raise UsageError("layouts(): no request of schedule can run now; add one with schedule.add(...)")
     return _layouts(schedule, draft_len)
@@ -151,7 +161,7 @@ def draw_layout(
     room, states = Room(schedule, draft_len), schedule.requests
     ready = [r for r in schedule.generating if room.admits_generation(states[r])]
     waiting = [r for r in schedule.waiting if room.admits_context(states[r])]
-    new = room.rows if arrive is not None and room.longest_prompt >= 1 else 0
+    new = room.rows if arrive is not None and room.takes_prompt else 0
     limits = min(len(waiting) + new, room.tokens), min(len(ready), room.tokens // room.fed)
     if not any(limits):
         return Layout((), ())
@@ -169,14 +179,15 @@ def _draw_chunks(
 ) -> list[tuple[int, int]]:
     chunks = []
     for later, request in zip(range(len(coming) - 1, -1, -1), coming):
-        if request == NEW and arrive is not None and room.longest_prompt >= 1:
+        if request == NEW and arrive is not None and room.takes_prompt:
             request = arrive(room.longest_prompt)
         if request == NEW or not room.admits_context(schedule.requests[request]):
             continue
         state = schedule.requests[request]
+        left = state.prompt_len - state.past
         # The contexts that follow get a token each, if there are enough.
-        most = max(1, room.tokens - later)
-        chunk = choose(draw, chunk_lens(room.config, state.past, state.prompt_len - state.past, most))
+        most = max(1, room.tokens - later) if room.config.traits.chunked_prefill else left
+        chunk = left if most == left else choose(draw, chunk_lens(room.config, state.past, left, most))
         if not state.granted:
             room.start(state.prompt_len)
         room.take(chunk)

@@ -49,14 +49,14 @@ def draft_lens(config: Config) -> tuple[int, ...]:
 
     K = 0 and a change through it (K, 0, K) left the drafter without the tokens in between (PR #16888).
     """
-    low, high = config.traits.min_draft_len, config.max_draft_len
-    return tuple(k for k in (1, 0, *range(2, high + 1), 0, high) if k >= low)
+    low, high = config.min_draft_len, config.max_draft_len
+    return tuple(k for k in (1, 0, *range(2, high + 1), 0, high) if k >= low) if low < high else (high,)
 
 
 @lru_cache(maxsize=1024)
 def _prompt_lens(config: Config) -> tuple[int, ...]:
     block, k = config.tokens_per_block, config.max_draft_len
-    width = config.traits.tokens_per_gen_step(k)
+    width = config.tokens_per_gen_step(k)
     longest = config.max_seq_len - config.num_extra_kv_tokens
     wanted = {1, 2, 3}
     for boundary in (block, 2 * block, 3 * block):
@@ -65,7 +65,9 @@ def _prompt_lens(config: Config) -> tuple[int, ...]:
         if limit <= NEAR:
             wanted.update((limit - 2 * width, limit - width - 1, limit - width, limit - width + 1, limit - 1, limit))
             wanted.update((limit + 1, limit + 2, 2 * limit, 2 * limit + 1))
-    return tuple(sorted(n for n in wanted if 1 <= n <= longest))
+    least = max(1, config.least_history)
+    # With a limit below it no prompt fits at all.
+    return tuple(sorted(n for n in {*wanted, least} if least <= n <= longest))
 
 
 def prompt_lens(config: Config, most: int) -> tuple[int, ...]:

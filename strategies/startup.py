@@ -12,7 +12,7 @@ from strategies.sizes import GRAPHS, SHAPES, fitting_shape, prompt_lens
 def most_dummies(room: Room) -> int:
     """How many dummy generations fit side by side."""
     most = 0
-    while room.longest_past(most) >= 0:
+    while room.longest_past(most) >= room.config.least_history:
         most += 1
     return most
 
@@ -25,13 +25,13 @@ def draw_dummies(draw: Draw, schedule: Schedule, phase: Phase, draft_len: int) -
     room = Room(schedule, draft_len)
     most = most_dummies(room)
     if not most:
-        draft_len = schedule.config.traits.min_draft_len
+        draft_len = schedule.config.min_draft_len
         room = Room(schedule, draft_len)
         most = most_dummies(room)
     if not most:
         return None
     wanted = choose(draw, GRAPHS if phase is Phase.CAPTURE else SHAPES)
-    most_contexts = min(2, room.tokens) if phase is Phase.WARMUP and room.longest_prompt >= 1 else 0
+    most_contexts = min(2, room.tokens) if phase is Phase.WARMUP and room.takes_prompt else 0
     contexts, generations = fitting_shape(wanted, most_contexts, most, room.rows)
     rows = _draw_generations(draw, room, draft_len, generations)
     return Step(phase=phase, draft_len=draft_len, contexts=_draw_contexts(draw, room, contexts), generations=rows)
@@ -41,7 +41,7 @@ def _draw_contexts(draw: Draw, room: Room, size: int) -> tuple[Context, ...]:
     rows = []
     for later in range(size - 1, -1, -1):
         most = min(room.longest_prompt, room.tokens - later)
-        if most >= 1:
+        if most >= room.least_prompt:
             chunk = choose(draw, prompt_lens(room.config, most))
             room.start(chunk)
             room.take(chunk)
@@ -52,9 +52,10 @@ def _draw_contexts(draw: Draw, room: Room, size: int) -> tuple[Context, ...]:
 def _draw_generations(draw: Draw, room: Room, draft_len: int, size: int) -> tuple[Generation, ...]:
     if not size:
         return ()
-    longest = room.longest_past()
-    wanted = (0, *prompt_lens(room.config, longest)) if longest else (0,)
-    accept = [1 + a for a in draw_agreements(draw, draft_len, size)]
+    longest, least = room.longest_past(), room.config.least_history
+    wanted = (least, *prompt_lens(room.config, longest)) if longest > least else (least,)
+    # A dummy has no tree of drafts.
+    accept = [1 + a for a in draw_agreements(draw, 0 if room.config.traits.tree else draft_len, size)]
     rows: list[Generation] = []
     for later, i in zip(range(size - 1, -1, -1), digits(draw, (len(wanted),) * size)):
         past = min(wanted[i], room.longest_past(later))

@@ -36,7 +36,7 @@ def serve(
 ) -> StepTrace:
     """One eager step with contexts of these prompts and generations of these cached and accepted lengths."""
     config = configuration(worker, max_draft_len or draft_len, index_topk, **sizes)
-    first_draft_len = max(draft_len, config.traits.min_draft_len)
+    first_draft_len = max(draft_len, config.min_draft_len)
     # A context of a parallel drafter gets no drafts, so its generations take one more step to have some.
     ahead = 1 if config.traits.parallel else 0
     ids = range(len(contexts), len(contexts) + len(past))
@@ -100,7 +100,7 @@ def scenarios(draw: st.DrawFn, *, eager_drafter: bool = False, index_topk: int |
 
 @st.composite
 def _startup(draw: st.DrawFn, config: Config) -> Step:
-    k = draw(st.integers(config.traits.min_draft_len, config.max_draft_len))
+    k = draw(st.integers(config.min_draft_len, config.max_draft_len))
     phase = draw(st.sampled_from([Phase.WARMUP, Phase.CAPTURE]))
     chunks = draw(st.lists(st.integers(1, 4), max_size=2)) if phase is Phase.WARMUP else []
     dummy = st.builds(

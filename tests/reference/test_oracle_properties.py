@@ -82,7 +82,7 @@ def test_lengths_in_the_draft_loop(scenario: Scenario) -> None:
 def test_the_ledger_is_what_was_granted_first_plus_what_was_accepted(scenario: Scenario) -> None:
     config, held = scenario.config, dict[int, int]()
     for (step, plans), taken in zip(walk(scenario), trace(scenario).steps, strict=True):
-        width = config.traits.tokens_per_gen_step(step.draft_len) - 1
+        width = config.tokens_per_gen_step(step.draft_len) - 1
         updated = taken.substeps[-1]
         for plan in plans:
             if plan.request is None:

@@ -175,7 +175,7 @@ def test_only_prepare_sets_the_longest_query_back(worker: str) -> None:
     dummies = (Generation(request=None, past=10), Generation(request=None, past=20))
     captures = [Step(phase=Phase.CAPTURE, draft_len=3, generations=dummies[:n]) for n in (1, 2)]
     for step in trace(check(Scenario(config=config, steps=tuple(captures)))).steps:
-        width = config.traits.tokens_per_gen_step(3)
+        width = config.tokens_per_gen_step(3)
         assert at(step, "prepared")["max_gen_seq_len"] == width
         assert [s["max_gen_seq_len"] for s in step.named("entered")] == [width, 1, 1]
         # The other fields are rebuilt at the start of each forward.

@@ -68,7 +68,7 @@ def possible_scenarios(draw: st.DrawFn) -> Scenario:
     requests = tuple(Request(id=i, prompt_len=draw(st.integers(1, 9))) for i in range(draw(st.integers(1, 2))))
     schedule, done = Schedule(config, requests), []
     for _ in range(draw(st.integers(1, 4))):
-        k = draw(st.integers(config.traits.min_draft_len, config.max_draft_len))
+        k = draw(st.integers(config.min_draft_len, config.max_draft_len))
         agree = draw(st.integers(0, k))
         active = schedule.waiting + schedule.generating
         if not active or schedule.over:

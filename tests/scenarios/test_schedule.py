@@ -217,7 +217,7 @@ REFUSALS: dict[str, tuple[Scenario, str, str]] = {
         "steps[1].generations[0].accept",
         "is for dummies",
     ),
-    "negative past": (scenario(dummies(2, -1)), "steps[0].generations[1].past", "-1 is negative"),
+    "negative past": (scenario(dummies(2, -1)), "steps[0].generations[1].past", "-1 is too small"),
     "accepts nothing": (
         scenario(Step(phase=Phase.CAPTURE, draft_len=3, generations=(Generation(request=None, accept=0),))),
         "steps[0].generations[0].accept",

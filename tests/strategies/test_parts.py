@@ -101,9 +101,7 @@ def test_each_request_could_start_in_the_empty_pool(data: st.DataObject) -> None
     for request in drawn:
         schedule = Schedule(config, (request,))
         chunk = min(request.prompt_len, config.max_num_tokens)
-        schedule.advance(
-            Step(draft_len=config.traits.min_draft_len, contexts=(Context(request=request.id, chunk=chunk),))
-        )
+        schedule.advance(Step(draft_len=config.min_draft_len, contexts=(Context(request=request.id, chunk=chunk),)))
 
 
 def test_prompts_end_around_page_boundaries_and_near_limits() -> None:
