@@ -22,7 +22,7 @@ from scenarios import (
     Step,
     check,
 )
-from scenarios.schedule import most_nodes
+from scenarios.schedule import most_nodes, walk
 
 Edit = Callable[[Scenario], Iterator[Scenario]]
 """Variants of a scenario, each of them with less to read in one place; they need not be valid."""
@@ -125,6 +125,24 @@ def _with_step(scenario: Scenario, index: int, step: Step | None) -> Scenario:
 def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
     for i in reversed(range(len(scenario.steps))):
         yield _with_step(scenario, i, None)
+
+
+def _as_startup(scenario: Scenario) -> Iterator[Scenario]:
+    """One step alone, its requests as dummies of the same lengths: what led to it is then not needed."""
+    config = scenario.config
+    for step, plans in reversed(list(walk(scenario))):
+        if step.phase.is_startup or any(plan.is_context and plan.past for plan in plans):
+            continue
+        contexts = tuple(Context(request=None, chunk=plan.query) for plan in plans if plan.is_context)
+        most = 1 if config.traits.tree else step.draft_len + 1
+        generations = tuple(
+            Generation(request=None, past=plan.past, accept=min(plan.accepted, most))
+            for plan in plans
+            if not plan.is_context
+        )
+        for phase in (Phase.WARMUP, Phase.CAPTURE):
+            alone = replace(step, phase=phase, contexts=contexts, generations=generations, finish=())
+            yield replace(scenario, requests=(), steps=(alone,))
 
 
 def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
@@ -246,6 +264,7 @@ def _below(value: int, low: int) -> list[int]:
 
 EDITS: Final[tuple[Edit, ...]] = (
     _fewer_steps,
+    _as_startup,
     _plainer_config,
     _fewer_rows,
     _smaller_graphs,

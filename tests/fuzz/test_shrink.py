@@ -100,6 +100,24 @@ def test_a_request_that_verifies_drafts_needs_its_prompt() -> None:
     )
 
 
+def test_a_step_that_fails_for_its_lengths_alone_stands_alone() -> None:
+    def fails(scenario: Scenario) -> bool:
+        return any(plan.past >= 8 and plan.accepted == 3 for _, plans in walk(scenario) for plan in plans)
+
+    scenario = Scenario(
+        config=Config(worker="MTPEagleWorker", max_draft_len=2),
+        requests=(Request(id=0, prompt_len=5),),
+        steps=(
+            Step(draft_len=2, contexts=(Context(request=0, chunk=5, agree=2),)),
+            Step(draft_len=2, generations=(Generation(request=0, agree=2),)),
+            Step(draft_len=2, generations=(Generation(request=0, agree=2),)),
+        ),
+    )
+    small = shrink(check(scenario), fails)
+    assert not small.requests
+    assert [step.generations for step in small.steps] == [(Generation(request=None, past=8, accept=3),)]
+
+
 def test_a_fault_keeps_its_place_and_loses_its_occurrence() -> None:
     small = minimal(steps(lambda step: step.fault is not None))
     (step,) = small.steps
