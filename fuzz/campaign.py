@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -109,6 +109,13 @@ class Lanes:
             # A unit takes what it may; where it left something, or did nothing at all, another would do the same.
             lane.closed = lane.closed or lane.cases is not None or lane.done == lane.begun
 
+    def given_up(self) -> Iterator[HarnessError]:
+        """Lanes whose budget is not spent, as their process died too often."""
+        for lane in self._lanes:
+            if lane.deaths >= DEATHS:
+                message = f"given up after {lane.deaths} deaths of its process"
+                yield HarnessError(worker=lane.unit.worker, bug=lane.unit.bug, key=message, message=message)
+
     def _exclude(self, unit: Unit, *keys: str) -> None:
         self._known.setdefault((unit.worker, unit.bug), set()).update(keys)
 
@@ -132,4 +139,5 @@ def campaign(start: CampaignStarted, plan: Lanes, executor: Executor) -> Events:
                 continue
             seen.add(key)
         yield event
+    yield from plan.given_up()
     yield CampaignFinished(seconds=time.monotonic() - began)

@@ -19,6 +19,8 @@ from scenarios import UsageError, closest
 PROGRAM: Final = "specfuzz"
 OWN: Final = "own"
 """Stands for the defect that a file names itself."""
+INTERRUPTED: Final = 130
+"""Exit status of whoever is ended by Ctrl-C, as shells have it."""
 _SEEDS: Final = 2**31
 
 
@@ -333,10 +335,19 @@ def invoke(argv: Sequence[str]) -> int:
         return int(typer.main.get_command(app).main(list(argv), prog_name=PROGRAM, standalone_mode=False) or 0)
     except UsageError as error:
         message = str(error)
-    except BrokenPipeError:
-        # Whoever was reading has seen enough; nothing more can be said, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
+    except typer.Abort:
+        # Ctrl-C outside a campaign, or a second one.
+        typer.echo(f"{PROGRAM}: interrupted", err=True)
+        return INTERRUPTED
+    except OSError as error:
+        if error.filename is not None:
+            message = _unexpected(error)
+        else:
+            # What it holds back is dropped, or Python would complain at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                return 2  # whoever was reading has seen enough
+            message = f"standard output: cannot be written ({error.strerror}); write to another place"
     except Exception as error:
         message = _usage(error) if hasattr(error, "format_message") else _unexpected(error)
     typer.echo(f"{PROGRAM}: {message}", err=True)

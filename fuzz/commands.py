@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,6 +19,7 @@ from fuzz.executors import Executor, InProcess, Spawned
 from fuzz.explain import Line, explain, scenario_lines
 from fuzz.export import export
 from fuzz.files import write_text
+from fuzz.interrupt import interruptible
 from fuzz.museum_report import MuseumSummary
 from fuzz.options import Target
 from fuzz.replay import Replay, replay
@@ -190,18 +191,18 @@ def _start(command: str, target: Target, *, cases: int | None = None, seconds: f
 
 
 def _hunt(start: CampaignStarted, plan: Lanes, processes: int, listener: Listener) -> None:
-    """Run a campaign; Ctrl-C ends it early, and what it has found so far stands."""
+    """Run a campaign; Ctrl-C or SIGTERM ends it early, and what it has found so far stands."""
     store = Store()
     store.prepare()
     listener.interrupted += map(str, store.take_interrupted())
+    listener.feed(start)
     executor: Executor = InProcess(store.running) if processes == 1 else Spawned(processes, store.running)
     events = watch(store.record(campaign(start, plan, executor)))
-    try:
-        with closing(events):
-            for event in events:
-                listener.feed(event)
-    except KeyboardInterrupt:
-        pass
+    with suppress(KeyboardInterrupt), interruptible(), closing(events):
+        for event in events:
+            listener.feed(event)
+    # Those of this campaign.
+    listener.interrupted += map(str, store.take_interrupted())
 
 
 def _report(target: Target, start: CampaignStarted, plan: Lanes, processes: int, output: Output) -> int:

@@ -84,7 +84,9 @@ def _state(store: Store) -> Row:
     try:
         store.prepare()
         totals = store.totals()
+        findings, interrupted = len(store.findings()), len(store.interrupted())
     except UsageError as error:
         return _row("state", False, str(error))
-    text = f"{store.home}: {len(store.findings())} findings, {totals.cases} scenarios in {totals.campaigns} campaigns"
-    return _row("state", True, text + (f", {totals.unfinished} cut short or running" if totals.unfinished else ""))
+    text = f"{store.home}: {findings} findings, {totals.cases} scenarios in {totals.campaigns} campaigns"
+    text += f", {totals.unfinished} cut short or running" if totals.unfinished else ""
+    return _row("state", True, text + (f", {interrupted} cases interrupted" if interrupted else ""))

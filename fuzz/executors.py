@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import fuzz.engines
+from fuzz import interrupt
+from fuzz.alone import death, how_it_ended
 from fuzz.events import (
     BatchFinished,
     Event,
@@ -44,6 +47,8 @@ RECYCLE_CASES: Final = 5000
 """Cases after which a process is replaced."""
 STALL_SECONDS: Final = 120.0
 """Time without a new case or event after which a process is taken for hung."""
+FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that others send, for instance where memory is short."""
 PROCESS_SURVIVES: Final = "process-survives"
 """Slug of the invariant that is violated when a process dies: it can be asked only from outside."""
 PROCESS_SURVIVES_STATEMENT: Final = "No scenario ends the process that runs it, or hangs it."
@@ -129,7 +134,8 @@ class _Member:
     def give(self, unit: Unit) -> None:
         self.unit = unit
         self.heard = time.monotonic()
-        self.connection.send_bytes(encode_unit(unit))
+        with suppress(OSError):  # whoever listens will notice that it has died
+            self.connection.send_bytes(encode_unit(unit))
 
     def silence(self) -> float:
         """Seconds since it last gave a sign of life: an event or a case begun."""
@@ -184,6 +190,7 @@ class Spawned:
         finally:
             for member in self._members:
                 member.kill()
+                member.journal.unlink(missing_ok=True)
             self._members.clear()
 
     def _start(self, unit: Unit) -> None:
@@ -210,6 +217,7 @@ class Spawned:
 
     def _listen(self) -> Iterator[tuple[_Member, Event]]:
         """Events that have arrived, after waiting a little for some; deaths among them."""
+        interrupt.check()
         ready = wait([member.connection for member in self._members], timeout=0.5)
         for member in list(self._members):
             if member.connection in ready:
@@ -226,16 +234,20 @@ class Spawned:
                 yield from self._bury(member, f"gave no sign of life for {self.stall:g} s")
 
     def _bury(self, member: _Member, cause: str | None) -> Iterator[tuple[_Member, Event]]:
-        """A dead or hung process: what it was running becomes a finding."""
+        """A dead or hung process: what it was running becomes a finding, unless somebody else has killed it."""
         self._members.remove(member)
         if cause is None:
             member.process.join(5)  # the pipe closes a moment before the exit status is there
         code = member.kill()
+        hung = cause is not None
         cause = cause or how_it_ended(code)
         unit, case = member.unit, read_case(member.journal)
-        member.journal.unlink(missing_ok=True)
         scenario = None if case is None else case.scenario
         yield member, WorkerDied(worker=unit.worker, bug=unit.bug, cause=cause, scenario=scenario)
+        if -code in FROM_OUTSIDE and not hung and (case is None or death(case, self.stall) is None):
+            # The innocent case stays in the journal, and is listed as interrupted.
+            return
+        member.journal.unlink(missing_ok=True)
         if scenario is None:
             message = f"a process {cause} before it ran a scenario"
             yield member, HarnessError(worker=unit.worker, bug=unit.bug, key=message, message=message)
@@ -252,8 +264,3 @@ class Spawned:
             bug=unit.bug,
         )
         yield member, FindingFound(finding=finding, cases=0)
-
-
-def how_it_ended(code: int) -> str:
-    """The exit status of a process in words that follow "the process"."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"

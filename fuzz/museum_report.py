@@ -52,6 +52,7 @@ class MuseumSummary:
             "found": len(self.found),
             "total": len(self.bugs),
             "bugs": [self._row(bug) for bug in self.bugs],
+            "interrupted": self.interrupted,
             "problems": self.problems,
         }
 
@@ -81,6 +82,8 @@ class MuseumSummary:
             rows.append((row["id"], *("-" if value is None else value for value in (*shown, row["finding"]))))
         yield from table(head, rows)
         yield ""
+        for path in self.interrupted:
+            yield f"interrupted: a process was killed from outside in this case: specfuzz replay --with-bug {path}"
         for problem in self.problems:
             yield f"problem: {problem}"
         if self.found:

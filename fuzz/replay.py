@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import dataclass
 from typing import Any
 
 import fuzz.engines
 from engines.base import run
+from fuzz.alone import death
 from fuzz.audit import Failure, audit, raised_at
-from fuzz.executors import PROCESS_SURVIVES, STALL_SECONDS, how_it_ended
+from fuzz.executors import PROCESS_SURVIVES, STALL_SECONDS
+from fuzz.journal import Case
 from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND
 from fuzz.subject import Subject
 from invariants import Verdict, verify
 from museum import seeded
-from scenarios import Finding, Scenario, Trace, UsageError, Violation, dumps, loads
+from scenarios import Finding, Scenario, Trace, UsageError, Violation
 from scenarios.codec import to_json
 
 
@@ -80,9 +81,10 @@ def replay(subject: Subject, *, only: tuple[str, ...] = ()) -> Replay:
         raise UsageError("--with-bug: defects are seeded into the portable engine; leave out --engine or the defect")
     engine = fuzz.engines.load(subject.engine, subject.device)
     if subject.finding is not None and subject.finding.invariant == PROCESS_SURVIVES:
-        death = _watch(subject)
-        if death is not None:
-            return Replay(subject, (Violation(invariant=PROCESS_SURVIVES, step=0, message=death),))
+        case = Case(subject.engine, subject.device, subject.active_bug, subject.scenario)
+        cause = death(case, STALL_SECONDS)
+        if cause is not None:
+            return Replay(subject, (Violation(invariant=PROCESS_SURVIVES, step=0, message=cause),))
 
     def execute(scenario: Scenario) -> Trace:
         return run(engine, scenario)
@@ -91,23 +93,3 @@ def replay(subject: Subject, *, only: tuple[str, ...] = ()) -> Replay:
         verdict = verify(subject.scenario, execute, only=only or None)
     unsound = audit(subject.scenario, verdict.trace)
     return Replay(subject, verdict.violations if unsound is None else (), verdict, unsound)
-
-
-def _watch(subject: Subject) -> str | None:
-    """Run the scenario in a process of its own; how that ended, None if it survived."""
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_once, args=(subject.engine, subject.device, subject.active_bug, dumps(subject.scenario))
-    )
-    process.start()
-    process.join(STALL_SECONDS)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-        return f"the process did not end within {STALL_SECONDS:g} s"
-    return f"the process {how_it_ended(process.exitcode)}" if process.exitcode else None
-
-
-def run_once(engine: str, device: str, bug: str | None, scenario: str) -> None:
-    """Body of the process: run the scenario, given as JSON, and look at nothing."""
-    with seeded(bug):
-        run(fuzz.engines.load(engine, device), loads(scenario))

@@ -39,7 +39,7 @@ class Summary:
     found: list[FindingFound] = field(default_factory=list)
     errors: list[HarnessError] = field(default_factory=list)
     interrupted: list[str] = field(default_factory=list)
-    """Scenario files of cases that an earlier campaign was running when it was killed."""
+    """Scenario files of cases whose process was killed, in this campaign or an earlier one."""
     seconds: float | None = None
     """Time of the whole campaign; None while it runs, and if it was cut short."""
 
@@ -152,7 +152,7 @@ class Summary:
             yield from finding_lines(event)
             yield ""
         for path in self.interrupted:
-            yield f"interrupted: an earlier campaign was killed in this case: specfuzz replay {path}"
+            yield f"interrupted: a process was killed from outside in this case: specfuzz replay {path}"
         for problem in self.problems:
             yield f"problem: {problem}"
         yield self.verdict

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException, Unsatisfiable
 
 from engines.base import Engine, run
+from fuzz import interrupt
 from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, planned_faults, raised_at
 from fuzz.draws import each_anew, from_the_seed_alone
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
@@ -152,6 +153,7 @@ class Search:
         return steps[-1].sites if len(steps) == len(scenario.steps) else {}
 
     def _run(self, scenario: Scenario, record: tuple[str, ...] = ()) -> Trace:
+        interrupt.check()
         with self._noted(scenario):
             return run(self.engine, scenario, record=record)
 
@@ -161,6 +163,7 @@ class Search:
         return self.journal.case(Case(unit.engine, unit.device, unit.bug, scenario)) if self.journal else nullcontext()
 
     def _case(self, batch: Batch, scenario: Scenario) -> None:
+        interrupt.check()
         if time.monotonic() >= self.deadline:
             raise EndOfBatch
         try:

@@ -1,9 +1,10 @@
-"""Snapshots: what a person sees, kept as files. ``SNAPSHOTS=write`` writes them anew."""
+"""Snapshots: what a person sees, kept as files. ``SNAPSHOTS=write`` writes them anew. Waiting for other processes."""
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 FOLDER = Path(__file__).parent / "snapshots"
 
 Snapshot = Callable[[str, str], None]
+Eventually = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture
@@ -34,3 +36,16 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text on every machine."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    """``eventually(holds)`` waits until it does, for as long as a machine with better things to do may need."""
+
+    def wait(holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not holds():
+            assert time.monotonic() < deadline, "waited for 120 s in vain"
+            time.sleep(0.02)
+
+    return wait

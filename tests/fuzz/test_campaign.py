@@ -168,3 +168,12 @@ def test_the_same_violation_is_passed_on_once() -> None:
 def test_a_refused_unit_ends_the_campaign() -> None:
     with pytest.raises(UsageError, match="no cuda here"):
         list(campaign(START, Lanes([]), Scripted(UnitRefused(message="--device: no cuda here"))))
+
+
+def test_a_lane_that_was_given_up_is_a_problem() -> None:
+    plan = Lanes([UNIT], cases=10)
+    for _ in range(DEATHS):
+        plan.observe(take(plan), WorkerDied(worker=UNIT.worker, cause="was killed by SIGKILL"))
+    _, error, _ = campaign(START, plan, Scripted())
+    assert isinstance(error, HarnessError)
+    assert error.message == "given up after 3 deaths of its process"

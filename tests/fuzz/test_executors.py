@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from fuzz.alone import how_it_ended
 from fuzz.events import BatchFinished, Event, FindingFound, HarnessError, UnitFinished, WorkerDied
-from fuzz.executors import PROCESS_SURVIVES, Executor, InProcess, Spawned, how_it_ended
+from fuzz.executors import PROCESS_SURVIVES, Executor, InProcess, Spawned
 from fuzz.journal import read_case
+from fuzz.store import Store
+from fuzz.subject import read_subject
 from fuzz.unit import Unit
 from scenarios import check
+from tests.fuzz.conftest import Eventually
 
 
 class Queue:
@@ -93,22 +96,26 @@ def test_a_process_that_dies_is_a_finding_and_the_others_go_on(running: Path) ->
     assert [event.worker for event in events if isinstance(event, UnitFinished)] == ["MTPEagleWorker"]
 
 
-def test_a_process_that_is_killed_from_outside_is_reported_with_its_case(running: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_from_outside_is_no_finding(
+    number: int, tmp_path: Path, eventually: Eventually
+) -> None:
+    store = Store(tmp_path)
+
     def kill() -> None:
-        while not any(read_case(path) for path in running.glob("*.json")):
-            time.sleep(0.02)
+        eventually(lambda: any(read_case(path) for path in store.running.glob("*.json")))
         (child,) = multiprocessing.active_children()
         assert child.pid is not None
-        os.kill(child.pid, signal.SIGTERM)
+        os.kill(child.pid, number)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    died, found = Spawned(1, running).execute(Queue(unit("Slow")))
+    (died,) = Spawned(1, store.running).execute(Queue(unit("Slow")))
     killer.join()
     assert isinstance(died, WorkerDied)
-    assert died.cause == "was killed by SIGTERM"
-    assert isinstance(found, FindingFound)
-    assert found.finding.scenario == died.scenario
+    assert died.cause == f"was killed by {signal.Signals(number).name}"
+    # Unless it struck between two cases.
+    assert [read_subject(path).scenario for path in store.take_interrupted()] == [died.scenario][: bool(died.scenario)]
 
 
 def test_a_process_that_hangs_is_killed(running: Path) -> None:
@@ -131,8 +138,6 @@ def test_whoever_stops_listening_ends_the_processes(running: Path) -> None:
     assert multiprocessing.active_children()
     events.close()
     assert multiprocessing.active_children() == []
-    for left in running.iterdir():
-        left.unlink()
 
 
 def test_exit_statuses_in_words() -> None:

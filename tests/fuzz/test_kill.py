@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,15 +15,9 @@ from fuzz import cli
 from fuzz.journal import Case, read_case
 from fuzz.store import Store
 from fuzz.subject import read_subject
+from tests.fuzz.conftest import Eventually
 
 ROOT = Path(__file__).parents[2]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, "waited for 30 s in vain"
-        time.sleep(0.02)
 
 
 def children_of(pid: int) -> list[int]:
@@ -40,7 +32,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_kill_9_of_everything(processes: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kill_9_of_everything(processes: int, capsys: pytest.CaptureFixture[str], eventually: Eventually) -> None:
     store = Store()
     arguments = ["--engine", "tests.fuzz.fakes:Slow", "--worker", "PARDWorker", "--workers", str(processes)]
     command = [sys.executable, "-m", "fuzz", "fuzz", "--max-time", "60s", *arguments]
@@ -49,11 +41,11 @@ def test_kill_9_of_everything(processes: int, capsys: pytest.CaptureFixture[str]
     def running() -> list[Case]:
         return [case for path in sorted(store.running.glob("*.json")) if (case := read_case(path))]
 
-    wait_until(lambda: len(running()) == processes)
+    eventually(lambda: len(running()) == processes)
     children = children_of(campaign.pid)
     campaign.send_signal(signal.SIGKILL)
     campaign.wait()
-    wait_until(lambda: not any(map(alive, children)))
+    eventually(lambda: not any(map(alive, children)))
 
     left = [case.scenario for case in running()]
     assert left

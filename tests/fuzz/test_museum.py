@@ -71,6 +71,7 @@ def test_what_a_hunt_amounts_to(snapshot: Snapshot) -> None:
                 "finding": None,
             },
         ],
+        "interrupted": [],
         "problems": [],
     }
 
