@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 import typer.core
@@ -15,6 +17,9 @@ import typer.core
 from faults import raised_at
 from fuzz import engines
 from scenarios import UsageError, closest
+
+if TYPE_CHECKING:
+    from fuzz.subject import Subject
 
 PROGRAM: Final = "specfuzz"
 OWN: Final = "own"
@@ -81,6 +86,25 @@ WorkersOption = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            number = version(PROGRAM)
+        except PackageNotFoundError:
+            number = "of a checkout that is not installed"
+        typer.echo(f"{PROGRAM} {number}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Hunts for departures of a speculative-decoding engine from its specification."""
+
+
 def _use_source(path: Path | None) -> Path | None:
     if path is not None:
         os.environ[engines.SOURCE_VARIABLE] = str(path)
@@ -98,7 +122,7 @@ SourceOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 ReportOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option("--report-dir", metavar="FOLDER", help="Folder in which to keep the report and the findings."),
 ]
 
@@ -136,7 +160,7 @@ def run(
     if max_cases is not None:
         options.at_least("--max-cases", max_cases, 1)
     processes = options.processes(workers, len(target.workers))
-    output = commands.Output(as_json=as_json, report_dir=report_dir)
+    output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
     return commands.run(target, cases=max_cases, processes=processes, output=output)
 
 
@@ -173,7 +197,7 @@ def fuzz(
     )
     seconds = options.duration(max_time)
     processes = options.processes(workers, os.cpu_count() or 1)
-    output = commands.Output(as_json=as_json, report_dir=report_dir)
+    output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
     return commands.fuzz(target, seconds=seconds, processes=processes, output=output)
 
 
@@ -201,13 +225,22 @@ def replay(
     from fuzz import commands, options
     from fuzz.store import Store
 
-    bug = None if with_bug in (None, OWN) else options.bug(str(with_bug), "--with-bug")
-    chosen = [
-        subject.on(engine, device, bug=bug, seed_bug=with_bug is not None)
-        for subject in commands.subjects(names or (), Store())
-    ]
-    output = commands.Output(as_json=as_json, report_dir=report_dir)
-    return commands.replay_all(chosen, invariants=options.invariants(invariant or ()), output=output)
+    if with_bug not in (None, OWN):
+        options.bugs([str(with_bug)], "--with-bug")
+
+    def prepare(read: Callable[[], Subject]) -> Subject:
+        subject = read()
+        named = with_bug not in (None, OWN)
+        bug = options.bug(str(with_bug), "--with-bug", subject.scenario.config.worker) if named else None
+        return subject.on(engine, device, bug=bug, seed_bug=with_bug is not None)
+
+    store = Store()
+    return commands.replay_all(
+        [partial(prepare, read) for read in commands.sources(names or (), store)],
+        invariants=options.invariants(invariant or ()),
+        output=commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir)),
+        interrupted=() if names else store.interrupted(),
+    )
 
 
 @app.command()
@@ -224,15 +257,15 @@ def explain(
     from fuzz.store import Store
     from fuzz.subject import find_subject
 
-    subject = find_subject(name, Store()).on(engine, None)
-    return commands.replay_all([subject], invariants=(), output=commands.Output(as_json=as_json))
+    source = lambda: find_subject(name, Store()).on(engine, None)  # noqa: E731
+    return commands.replay_all([source], invariants=(), output=commands.Output(as_json=as_json))
 
 
 @app.command()
 def export(
     name: Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")],
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Where to write it. [default: standard output]")
+        str | None, typer.Option("--output", metavar="FILE", help="Where to write it. [default: standard output]")
     ] = None,
     invariant: Annotated[
         str | None,
@@ -249,7 +282,8 @@ def export(
     from fuzz.subject import find_subject
 
     slug = None if invariant is None else options.invariants([invariant])[0]
-    return commands.export_file(find_subject(name, Store()).on(engine, None), invariant=slug, path=output)
+    path = options.file("--output", output)
+    return commands.export_file(find_subject(name, Store()).on(engine, None), invariant=slug, path=path)
 
 
 @app.command()
@@ -275,7 +309,7 @@ def museum(
     target = options.target(
         engine="portable", device="cpu", worker=None, invariant=None, faults=faults, max_draft_len=None, seed=seed
     )
-    output = commands.Output(as_json=as_json, report_dir=report_dir)
+    output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
     processes = options.processes(workers, len(bugs))
     return commands.museum(target, bugs=bugs, cases=max_cases, processes=processes, output=output)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -28,7 +29,7 @@ from fuzz.store import Store
 from fuzz.subject import Subject, find_subject, read_subject
 from fuzz.unit import Unit
 from invariants import all_invariants, find
-from scenarios import Finding, finding_to_json
+from scenarios import Finding, UsageError, finding_to_json
 
 RUN_CASES: Final = 150
 """Scenarios of each worker in a bounded run."""
@@ -41,6 +42,7 @@ SHARES: Final = 4
 SHORTEST: Final = 0.5
 LONGEST: Final = 30.0
 """Seconds of such a unit, at the least and at the most."""
+_NOTHING_STORED: Final = "no findings are stored; name a scenario file, or run `specfuzz run` first"
 _SEED_OF_REPLICA: Final = 101
 
 
@@ -118,13 +120,35 @@ def museum(target: Target, *, bugs: Sequence[str], cases: int | None, processes:
     return summary.status
 
 
-def replay_all(subjects: Sequence[Subject], *, invariants: tuple[str, ...], output: Output) -> int:
-    """Run each again; a finding that is gone holds."""
-    replays = [replay(subject, only=invariants) for subject in subjects]
+def replay_all(
+    sources: Iterable[Callable[[], Subject]],
+    *,
+    invariants: tuple[str, ...],
+    output: Output,
+    interrupted: Sequence[Path] = (),
+) -> int:
+    """Run each again; a finding that is gone holds. What cannot be run gets a line, and the rest is run all the same.
+
+    interrupted  cases that are mentioned only, as they may have killed their process
+    """
+    replays: list[Replay] = []
+    problems: list[str] = []
+    for source in sources:
+        try:
+            replays.append(replay(source(), only=invariants))
+        except UsageError as error:
+            problems.append(str(error))
+    for problem in problems:
+        typer.echo(f"specfuzz: {problem}", err=True)
+    if problems and not replays:
+        return ERROR
     failed = sum(bool(done.violations) for done in replays)
-    document = {"total": len(replays), "failed": failed, "results": [done.to_json() for done in replays]}
-    lines = [line for done in replays for line in _replay_lines(done)]
-    output.write(document, lines or ["no findings are stored; name a scenario file, or run `specfuzz run` first"])
+    results = [done.to_json() for done in replays]
+    lines = [line for done in replays for line in _replay_lines(done)] or [Line(_NOTHING_STORED)]
+    lines += [Line(f"interrupted: a process was killed in this case: specfuzz replay {path}") for path in interrupted]
+    output.write({"total": len(replays), "failed": failed, "results": results, "problems": problems}, lines)
+    if problems:
+        return ERROR
     if failed:
         return FINDINGS
     sound = replays and all(done.unsound is None for done in replays)
@@ -142,11 +166,11 @@ def export_file(subject: Subject, *, invariant: str | None, path: Path | None) -
     return NOTHING_FOUND
 
 
-def subjects(names: Sequence[str], store: Store) -> list[Subject]:
-    """What is named, or else every finding in the engine as it is."""
+def sources(names: Sequence[str], store: Store) -> list[Callable[[], Subject]]:
+    """Readers of what is named, or else of every finding in the engine as it is."""
     if names:
-        return [find_subject(name, store) for name in names]
-    return [read_subject(path, path.stem) for path in store.findings()]
+        return [partial(find_subject, name, store) for name in names]
+    return [partial(read_subject, path, path.stem) for path in store.findings()]
 
 
 def list_rows(rows: listing.Rows, output: Output) -> int:
@@ -223,7 +247,7 @@ def _replay_lines(done: Replay) -> Iterable[Line]:
         yield Line(f"{subject.name}: {done.unsound.message}", marked=True)
     finding = done.finding
     if finding is not None:
-        yield from explain(finding, done.verdict)
+        yield from explain(finding, done.verdict, subject.name)
         yield Line("")
         yield Line(f"{subject.name}: fails")
     elif done.unsound is None:

@@ -21,6 +21,9 @@ SOURCE_VARIABLE: Final = "SPECFUZZ_TRTLLM_SOURCE"
 """Names the checkout that the engine ``tensorrt_llm`` drives; the environment carries it to every process."""
 
 
+_NAME: Final = "name a class like engines.base.Engine"
+
+
 def check_name(name: str, device: str) -> None:
     """Raise ``UsageError`` unless the names are known. Imports nothing."""
     if name not in ENGINES and ":" not in name:
@@ -35,11 +38,22 @@ def load(name: str, device: str) -> Engine:
     module, _, attribute = ENGINES.get(name, name).partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise UsageError(
             f"--engine: {name!r} cannot be loaded here ({error}); see `specfuzz doctor` for what this machine can test"
         ) from error
-    return cast(Engine, factory(device=device))
+    try:
+        engine = factory(device=device)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--engine: {name}(device={device!r}) raises {type(error).__name__}: {error}; {_NAME}"
+        ) from error
+    missing = [field for field in ("name", "device", "backends", "open") if not hasattr(engine, field)]
+    if missing:
+        raise UsageError(f"--engine: {name!r} is no engine, as it has no {missing[0]!r}; {_NAME}")
+    return cast(Engine, engine)
 
 
 def quieten() -> None:

@@ -35,13 +35,13 @@ class Entry(NamedTuple):
     differs: bool
 
 
-def explain(finding: Finding, verdict: Verdict | None) -> Iterator[Line]:
-    """The whole page: what failed, the scenario, the timeline.
+def explain(finding: Finding, verdict: Verdict | None, name: str) -> Iterator[Line]:
+    """The whole page: what failed, the scenario, the timeline. ``name`` is one that a person can use.
 
     Without a verdict, as when the process died, no step is known to have failed.
     """
     violation = finding.violation
-    yield Line(f"{finding.id}  {finding.invariant}")
+    yield Line(f"{name}  {finding.invariant}")
     for invariant in all_invariants():
         if invariant.slug == finding.invariant:
             yield Line(f"    {invariant.statement}")

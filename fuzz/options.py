@@ -7,14 +7,19 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import fuzz.engines
 from engines.base import INJECTORS, LINES
+from fuzz.files import check_writable
 from scenarios import WORKERS, UsageError, closest
 
 NO_FAULTS: Final = "none"
-_DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+LONGEST: Final = 30 * 24 * 3600
+"""Most seconds of a campaign."""
+MOST_PROCESSES: Final = 256
+_DURATION: Final = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d+)?)s?)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +79,47 @@ def invariants(slugs: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_match("--invariant", "invariant", slug, known) for slug in slugs))
 
 
-def bugs(names: Iterable[str]) -> tuple[str, ...]:
-    """Ids of seeded defects: ``TRT-01`` stands for all its variants; all defects if none is named."""
+def bugs(names: Iterable[str], option: str = "--bug") -> tuple[str, ...]:
+    """Ids of seeded defects: ``TRT-01`` stands for all that begin so; all defects if none is named."""
     from museum import BUGS
 
     chosen: dict[str, None] = {}
     for name in names:
-        variants = [id for id in BUGS if id.lower().startswith(f"{name.lower()}/")]
-        chosen.update(dict.fromkeys(variants or (bug(name),)))
+        variants = [id for id in BUGS if f"{id}/".lower().startswith(f"{name.lower()}/")]
+        chosen.update(dict.fromkeys(variants or (_match(option, "defect", name, BUGS),)))
     return tuple(chosen) or tuple(BUGS)
 
 
-def bug(name: str, option: str = "--bug") -> str:
-    """Id of one seeded defect."""
+def bug(name: str, option: str, worker: str) -> str:
+    """Id of the one seeded defect that is called so, or that begins so, for this worker if there are several."""
     from museum import BUGS
 
-    return _match(option, "defect", name, BUGS)
+    fitting = bugs([name], option)
+    exact = [id for id in fitting if id.lower() == name.lower()]
+    fitting = tuple(exact or [id for id in fitting if BUGS[id].worker == worker] or fitting)
+    if len(fitting) > 1:
+        raise UsageError(f"{option}: {name!r} may be any of {', '.join(fitting)}; write one of them")
+    return fitting[0]
+
+
+def folder(option: str, text: str | None) -> Path | None:
+    """A folder in which files can be made. It is made itself."""
+    if text is None:
+        return None
+    if not text:
+        raise UsageError(f"{option}: is empty; name a folder")
+    check_writable(Path(text), option)
+    return Path(text)
+
+
+def file(option: str, text: str | None) -> Path | None:
+    """A file that can be written: a regular one, or none as yet."""
+    if text is None:
+        return None
+    path = Path(text)
+    if not text or path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UsageError(f"{option}: {text!r} is not a file; name one, or leave the option out to print the text")
+    return path
 
 
 def families(text: str) -> tuple[str, ...]:
@@ -110,6 +140,8 @@ def duration(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     hours, minutes, seconds = match.groups(default="0") if match else ("0", "0", "0")
     total = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    if total > LONGEST:
+        raise UsageError(f"--max-time: {text!r} is more than 30 days; write at most {LONGEST // 3600}h")
     if total <= 0:
         raise UsageError(f"--max-time: {text!r} is not a duration; write for instance 90s, 10m or 1h30m")
     return total
@@ -120,6 +152,8 @@ def processes(wanted: int | None, useful: int) -> int:
     if wanted is None:
         return max(1, min(os.cpu_count() or 1, useful))
     at_least("--workers", wanted, 1)
+    if wanted > MOST_PROCESSES:
+        raise UsageError(f"--workers: {wanted} is too large; write at most {MOST_PROCESSES}")
     return wanted
 
 

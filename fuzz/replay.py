@@ -76,7 +76,18 @@ class Replay:
 
 
 def replay(subject: Subject, *, only: tuple[str, ...] = ()) -> Replay:
-    """Run the scenario and ask the invariants, all or only those. ``UsageError`` if it cannot run here."""
+    """Run the scenario and ask the invariants, all or only those.
+
+    ``UsageError`` if it cannot run here; one that is about no option names the subject.
+    """
+    try:
+        return _replay(subject, only)
+    except UsageError as error:
+        message = str(error)
+        raise UsageError(message if message.startswith("--") else f"{subject.name}: {message}") from error
+
+
+def _replay(subject: Subject, only: tuple[str, ...]) -> Replay:
     if subject.active_bug is not None and subject.engine == fuzz.engines.TENSORRT_LLM:
         raise UsageError("--with-bug: defects are seeded into the portable engine; leave out --engine or the defect")
     engine = fuzz.engines.load(subject.engine, subject.device)

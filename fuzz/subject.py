@@ -57,7 +57,11 @@ class Subject:
             bug=bug or self.bug,
             seeded=self.seeded or seed_bug,
         )
-        fuzz.engines.check_name(subject.engine, subject.device)
+        try:
+            fuzz.engines.check_name(subject.engine, subject.device)
+        except UsageError as error:
+            own = device is None and self.device not in fuzz.engines.DEVICES
+            raise UsageError(f"{self.name}: {str(error).removeprefix('--')}" if own else str(error)) from None
         return subject
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+_MANY: Final = 16
+"""More names than a person wants to read."""
 
 
 class UsageError(ValueError):
@@ -35,10 +39,13 @@ class ScenarioError(UsageError):
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """A remedy for an unknown ``name``: the nearest known one, or all of them when none is near."""
+    """A remedy for an unknown ``name``: the nearest known one, or all of them, of many three, when none is near."""
     known = sorted(names)
     lowered = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     if near:
         return f"did you mean {lowered[near[0]]!r}?"
+    if len(known) > _MANY:
+        near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.0)
+        return f"the nearest of {len(known)} are " + ", ".join(lowered[k] for k in near)
     return "write one of " + ", ".join(known) if known else "none is known"

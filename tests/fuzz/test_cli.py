@@ -7,12 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fuzz import cli, gate
+from fuzz.journal import Case, Journal
 from fuzz.store import Store
 from scenarios import WORKERS, finding_to_json, scenario_to_json
 from tests.fuzz.conftest import Snapshot
@@ -62,6 +64,11 @@ MISTAKES = [
     "run --engine tests.fuzz.fakes:Nobody --workers 1",
     "run --engine nowhere:Nobody --workers 1",
     "run --engine tests.fuzz.fakes:Refusing --workers 1",
+    "run --engine json:loads --workers 1",
+    "run --engine builtins:dict --workers 1",
+    "run --engine : --workers 1",
+    "run --report-dir bad.json",
+    "export scenario.json --output .",
     "run --device gpu",
     "run --max-draft-len 99",
     "run --max-cases 0",
@@ -70,6 +77,9 @@ MISTAKES = [
     "replay nosuch",
     "replay nosuch.json",
     "replay bad.json",
+    "replay site.json",
+    "replay finding.json",
+    "replay device.json",
     "replay scenario.json --with-bug",
     "replay scenario.json --with-bug NO-99",
     "explain",
@@ -87,6 +97,12 @@ def test_every_mistake_gets_one_line(
     monkeypatch.chdir(tmp_path)
     Path("bad.json").write_text('{"version": 1, "confg": {}}')
     Path("scenario.json").write_text(json.dumps(scenario_to_json(MIXED)))
+    Path("site.json").write_text(
+        json.dumps(scenario_to_json(MIXED)).replace("draft_model.forward", "draft_modl.forward")
+    )
+    finding = replace(FINDING, engine="portable", bug="NO-99")
+    Path("finding.json").write_text(json.dumps(finding_to_json(finding)))
+    Path("device.json").write_text(json.dumps(finding_to_json(replace(finding, device="tpu"))))
     lines = []
     for mistake in MISTAKES:
         assert cli.invoke(mistake.split()) == 2, mistake
@@ -95,7 +111,7 @@ def test_every_mistake_gets_one_line(
         assert err.count("\n") == 1, err
         lines.append(f"$ specfuzz {mistake}\n{err}")
     # Which defects there are changes with every new one.
-    snapshot("mistakes", re.sub(r"(no defect is called 'NO-99'; ).*", r"\1...", "".join(lines)))
+    snapshot("mistakes", re.sub(r"(called 'NO-99'; ).*", r"\1...", "".join(lines)))
 
 
 def test_a_run_of_a_sound_engine(capsys: Capture) -> None:
@@ -213,6 +229,20 @@ def test_a_finding_that_was_damaged_is_named(tmp_path: Path, capsys: Capture) ->
     assert out == ""
     assert err.count("\n") == 1
     assert "0123abcd.json: is not JSON" in err
+    # The others are replayed, and what was interrupted is mentioned.
+    Store().save(FINDING)
+    with Journal(Store().running / "1.json").case(Case("portable", "cpu", None, MIXED)):
+        (text,) = (path.read_text() for path in Store().running.iterdir())
+    (Store().running / "2.json").write_text(text)
+    [path] = Store().take_interrupted()
+    assert cli.invoke(["replay", *fake("Sound")]) == 2
+    out, err = capsys.readouterr()
+    assert f"{FINDING.id}: holds, " in out
+    assert f"specfuzz replay {path}\n" in out
+    assert err.count("\n") == 1
+    assert cli.invoke(["replay", "--json", *fake("Sound")]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert (found["total"], len(found["problems"])) == (1, 1)
 
 
 def test_a_home_that_cannot_be_written_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +276,21 @@ def test_the_list_of_sites(capsys: Capture, snapshot: Snapshot) -> None:
     rows = document(capsys)
     assert {row["worker"] for row in rows} == set(WORKERS)
     assert rows[0]["occurrences"] == {"capture": 2, "warmup": 2, "eager": 2, "replay": 2}
+
+
+def test_the_version(capsys: Capture) -> None:
+    assert cli.invoke(["--version"]) == 0
+    assert re.fullmatch(r"specfuzz (\d+\.\d+\.\d+|of a checkout that is not installed)\n", capsys.readouterr().out)
+
+
+def test_an_output_that_takes_nothing_gets_one_line() -> None:
+    command = [sys.executable, "-m", "fuzz", "list", "workers"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "specfuzz: standard output: cannot be written (No space left on device); write to another place\n"
+    )
 
 
 def test_the_program_as_it_is_started() -> None:

@@ -25,7 +25,7 @@ def forgetful() -> Trace:
 
 
 def page(verdict: Verdict | None, violation: Violation = FINDING.violation) -> str:
-    return "\n".join(line.text for line in explain(replace(FINDING, violation=violation), verdict))
+    return "\n".join(line.text for line in explain(replace(FINDING, violation=violation), verdict, FINDING.id))
 
 
 def test_the_page_of_a_finding(snapshot: Snapshot) -> None:
@@ -33,7 +33,7 @@ def test_the_page_of_a_finding(snapshot: Snapshot) -> None:
 
 
 def test_the_first_difference_is_marked() -> None:
-    marked = [line.text for line in explain(FINDING, verdict(forgetful())) if line.marked]
+    marked = [line.text for line in explain(FINDING, verdict(forgetful()), FINDING.id) if line.marked]
     assert marked[-1].split() == [">", "restored", "num_contexts", "1", "0"]
     assert "> steps[2] eager K=1: context 1 (5 tokens), generation 0 (drafts agree 1); finishes 0" in marked
 
@@ -41,7 +41,7 @@ def test_the_first_difference_is_marked() -> None:
 def test_later_differences_are_told_apart_from_the_first() -> None:
     trace = forgetful()
     third = edit(trace.steps[2], "updated", free_blocks=0)
-    lines = list(explain(FINDING, verdict(replace(trace, steps=(*trace.steps[:2], third)))))
+    lines = list(explain(FINDING, verdict(replace(trace, steps=(*trace.steps[:2], third))), FINDING.id))
     assert lines[-1].text.split() == ["!", "updated", "free_blocks", "12", "0"]
     assert not lines[-1].marked
 
@@ -49,7 +49,9 @@ def test_later_differences_are_told_apart_from_the_first() -> None:
 def test_without_a_run_there_is_no_timeline(snapshot: Snapshot) -> None:
     died = replace(FINDING, invariant="process-survives", bug="TRT-13/MTPEagleWorker", raised_at=None)
     violation = Violation(invariant="process-survives", step=0, message="the process was killed by SIGSEGV")
-    snapshot("explain_death", "\n".join(line.text for line in explain(replace(died, violation=violation), None)))
+    snapshot(
+        "explain_death", "\n".join(line.text for line in explain(replace(died, violation=violation), None, died.id))
+    )
 
 
 def test_an_exception_is_part_of_the_timeline(snapshot: Snapshot) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,29 @@ def test_what_is_no_duration(text: str) -> None:
         options.duration(text)
 
 
+@pytest.mark.parametrize("text", ["721h", "999999999h", "31536000s"])
+def test_durations_that_are_too_long(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--max-time: .* is more than 30 days; write at most 720h$"):
+        options.duration(text)
+
+
+def test_folders_and_files(tmp_path: Path) -> None:
+    assert options.folder("--report-dir", None) is options.file("--output", None) is None
+    assert options.folder("--report-dir", str(tmp_path / "new")) == tmp_path / "new"
+    assert (tmp_path / "new").is_dir()
+    (tmp_path / "file").touch()
+    assert options.file("--output", str(tmp_path / "file")) == tmp_path / "file"
+    assert options.file("--output", str(tmp_path / "new" / "file")) == tmp_path / "new" / "file"
+    with pytest.raises(UsageError, match=r"^--report-dir: is empty; name a folder$"):
+        options.folder("--report-dir", "")
+    with pytest.raises(UsageError, match=r"^--report-dir: .*/file cannot be written"):
+        options.folder("--report-dir", str(tmp_path / "file"))
+    # What is there would be replaced.
+    for text in ("", str(tmp_path), "/dev/null"):
+        with pytest.raises(UsageError, match=rf"^--output: '{text}' is not a file; name one"):
+            options.file("--output", text)
+
+
 def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert options.processes(None, 4) == 4
@@ -79,6 +103,8 @@ def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.processes(None, 4) == 1
     with pytest.raises(UsageError, match=r"^--workers: 0 is too small; write 1 or more$"):
         options.processes(0, 4)
+    with pytest.raises(UsageError, match=r"^--workers: 257 is too large; write at most 256$"):
+        options.processes(257, 4)
 
 
 def test_bugs_by_id_or_museum_entry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +118,11 @@ def test_bugs_by_id_or_museum_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.bugs(["trt-04/mtpeagleworker", "TRT-01"]) == (ids[2], *ids[:2])
     with pytest.raises(UsageError, match=r"^--bug: no defect is called 'TRT-04/Eagle'; did you mean"):
         options.bugs(["TRT-04/Eagle"])
-    assert options.bug("trt-01/pardworker") == ids[0]
+    assert options.bug("trt-01/pardworker", "--with-bug", "MTPEagleWorker") == ids[0]
+    assert options.bug("trt-04", "--with-bug", "PARDWorker") == ids[2]
+    assert options.bug("TRT-01", "--with-bug", "MTPEagleWorker") == ids[1]
+    with pytest.raises(UsageError, match=r"^--with-bug: 'TRT-01' may be any of TRT-01/PARDWorker, TRT-01/MTPEagle"):
+        options.bug("TRT-01", "--with-bug", "DraftTargetOneModelWorker")
 
 
 def test_a_target_is_checked() -> None:

@@ -44,3 +44,10 @@ def test_the_closest_name_ignores_case() -> None:
 def test_all_names_are_listed_when_none_is_near() -> None:
     assert closest("zzz", ["warmup", "eager"]) == "write one of eager, warmup"
     assert closest("zzz", []) == "none is known"
+
+
+def test_of_many_names_the_nearest_are_listed() -> None:
+    many = [f"bug-{i:02}" for i in range(20)]
+    remedy = closest("7", many)
+    assert remedy.startswith("the nearest of 20 are ")
+    assert {"bug-07", "bug-17"} < set(remedy[len("the nearest of 20 are ") :].split(", "))
