@@ -14,7 +14,7 @@ import typer
 
 from fuzz import doctor, listing
 from fuzz.campaign import Lanes, campaign
-from fuzz.display import watch
+from fuzz.display import coloured, escaped, watch
 from fuzz.events import CampaignStarted, Event
 from fuzz.executors import Executor, InProcess, Spawned
 from fuzz.explain import Line, explain, scenario_lines
@@ -55,13 +55,16 @@ class Output:
 
     def write(self, document: Any, lines: Iterable[Line | str], findings: Sequence[Finding] = ()) -> None:
         """Print one of the two; keep both in the folder, as report.json and report.txt, and the findings."""
-        page = [line if isinstance(line, Line) else Line(line) for line in lines]
+        page = [
+            Line(escaped(line.text), line.marked) if isinstance(line, Line) else Line(escaped(line)) for line in lines
+        ]
         text = json.dumps(document, indent=1)
         if self.as_json:
             typer.echo(text)
         else:
             for line in page:
-                typer.secho(line.text, bold=line.marked, fg=typer.colors.RED if line.marked else None)
+                striking = line.marked and coloured()
+                typer.secho(line.text, bold=striking, fg=typer.colors.RED if striking else None)
         if self.report_dir is not None:
             self._keep("report.json", text)
             self._keep("report.txt", "\n".join(line.text for line in page))
@@ -176,8 +179,13 @@ def sources(names: Sequence[str], store: Store) -> list[Callable[[], Subject]]:
 def list_rows(rows: listing.Rows, output: Output) -> int:
     """Print what there is to choose from."""
     width = max((len(row["name"]) for row in rows), default=0)
-    output.write(rows, (f"{row['name'].ljust(width)}  {row['summary']}" for row in rows))
+    output.write(rows, (f"{row['name'].ljust(width)}  {row['summary']}{_caught_by(row)}" for row in rows))
     return NOTHING_FOUND
+
+
+def _caught_by(row: dict[str, Any]) -> str:
+    """The invariants that notice a seeded defect."""
+    return f" ({', '.join(row['caught_by'])})" if row.get("caught_by") else ""
 
 
 def diagnose(output: Output) -> int:
@@ -241,8 +249,7 @@ def _replay_lines(done: Replay) -> Iterable[Line]:
     subject = done.subject
     if subject.title:
         yield Line(subject.title)
-    if subject.story:
-        yield Line(subject.story)
+    yield from map(Line, subject.story.splitlines())
     if done.unsound is not None:
         yield Line(f"{subject.name}: {done.unsound.message}", marked=True)
     finding = done.finding

@@ -1,4 +1,4 @@
-"""Progress while a campaign runs, for a person at a terminal; nobody else is shown anything."""
+"""What a terminal is shown: progress while a campaign runs, colours, and no character that steers it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,21 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from fuzz.events import BatchFinished, CampaignStarted, Events, FindingFound
 
 
+def coloured() -> bool:
+    """Whether a terminal is to be sent colours at all, see https://no-color.org."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def escaped(text: str) -> str:
+    """``text`` in one line of printable characters, the others as Python writes them: it may come from a stranger."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def watch(events: Events, console: Console | None = None) -> Events:
     """Pass events on and show on standard error what they amount to; nothing in CI or without a terminal."""
     console = console or Console(stderr=True)
     with closing(events):
-        if not console.is_terminal or os.environ.get("CI"):
+        if not console.is_terminal or console.is_dumb_terminal or os.environ.get("CI"):
             yield from events
             return
         columns = (

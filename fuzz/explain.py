@@ -139,11 +139,12 @@ def _entries(substep: Substep, expected: StepTrace | None, violation: Violation)
         names.insert(0, violation.field)
     for field in names[:FIELDS_PER_SUBSTEP]:
         if here and field == violation.field:
-            yield Entry(name, field, _text(violation.expected), _text(violation.actual), True)
+            yield Entry(name, field, *_texts(violation.expected, violation.actual), True)
+        elif field in theirs:
+            differs = theirs[field] != substep.fields[field]
+            yield Entry(name, field, *_texts(theirs[field], substep.fields[field]), differs)
         else:
-            differs = field in theirs and theirs[field] != substep.fields[field]
-            mine = _text(theirs[field]) if field in theirs else None
-            yield Entry(name, field, mine, _text(substep.fields[field]), differs)
+            yield Entry(name, field, None, _cut(_json(substep.fields[field])), False)
     if len(names) > FIELDS_PER_SUBSTEP:
         yield Entry(name, f"and {len(names) - FIELDS_PER_SUBSTEP} more fields", None, None, True)
     if not names:
@@ -162,8 +163,54 @@ def _layout(entries: list[Entry]) -> Iterator[Line]:
         cells = (substep, entry.field, entry.expected or "", entry.actual or "")
         text = "  ".join(str(cell).ljust(width) for cell, width in zip(cells, (*widths, 0)))
         yield Line(f"{mark} {text}".rstrip(), marked=entry is first)
+    yield from _legend(entries, first)
 
 
-def _text(value: Any) -> str:
-    text = json.dumps(value, separators=(",", ":"), default=str)
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+def _legend(entries: list[Entry], first: Entry | None) -> Iterator[Line]:
+    """What the marks mean, of those that are there."""
+    meanings = []
+    if first is not None:
+        meanings.append("> differs first")
+    if any(entry.differs and entry is not first for entry in entries):
+        meanings.append("! differs too")
+    if any(" run " in entry.substep for entry in entries):
+        meanings.append("run N: the forward is repeated on one preparation, as warm-up and capture of a graph do")
+    if meanings:
+        yield Line(f"({'; '.join(meanings)})")
+
+
+def _texts(expected: Any, actual: Any) -> tuple[str, str]:
+    """Both values; where one is cut, with the first place in which they differ."""
+    texts = _json(expected), _json(actual)
+    place = _first_difference(expected, actual)
+    if place is None or max(map(len, texts)) <= WIDTH:
+        return _cut(texts[0]), _cut(texts[1])
+    path, one, other = place
+    return _cut(texts[0], f" {path}: {_cut(one)}"), _cut(texts[1], f" {path}: {_cut(other)}")
+
+
+def _first_difference(expected: Any, actual: Any) -> tuple[str, str, str] | None:
+    """Path of the first entry in which two lists or objects differ, with both entries; None for other values."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        left, right = expected, actual
+    elif isinstance(expected, (list, tuple)) and isinstance(actual, (list, tuple)):
+        left, right = dict(enumerate(expected)), dict(enumerate(actual))
+    else:
+        return None
+    for key in {**left, **right}:
+        if key not in left or key not in right or left[key] != right[key]:
+            both = (left.get(key), right.get(key))
+            path, *values = _first_difference(*both) or (
+                "",
+                *(_json(d[key]) if key in d else "-" for d in (left, right)),
+            )
+            return f"[{key}]{path}", values[0], values[1]
+    return None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), default=str)
+
+
+def _cut(text: str, after: str = "") -> str:
+    return text + after if len(text) <= WIDTH else f"{text[: WIDTH - 3]}...{after}"

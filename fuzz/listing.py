@@ -39,11 +39,18 @@ def invariants() -> Rows:
 
 
 def bugs() -> Rows:
-    """Seeded defects by id."""
+    """Seeded defects by id, with the invariants that notice them."""
     from museum import BUGS
 
     return [
-        {"name": b.id, "summary": b.title, "kind": b.kind, "worker": b.worker, "reference": b.reference}
+        {
+            "name": b.id,
+            "summary": b.title,
+            "kind": b.kind,
+            "worker": b.worker,
+            "reference": b.reference,
+            "caught_by": list(b.caught_by),
+        }
         for b in BUGS.values()
     ]
 

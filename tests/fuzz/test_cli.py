@@ -215,6 +215,14 @@ def test_replay_and_explain(
     assert (results["total"], results["failed"]) == (2, 0)
 
 
+def test_texts_of_a_file_do_not_steer_the_terminal(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "story.json"
+    value = {"title": "A \x1b[2Jstory", "story": "one\ntwo\x07", "scenario": scenario_to_json(MIXED)}
+    path.write_text(json.dumps(value))
+    assert cli.invoke(["replay", str(path), *fake("Sound")]) == 0
+    assert capsys.readouterr().out.startswith("A \\x1b[2Jstory\none\ntwo\\x07\n")
+
+
 def test_replaying_nothing_is_no_success(capsys: Capture) -> None:
     assert cli.invoke(["replay"]) == 2
     assert capsys.readouterr().out == "no findings are stored; name a scenario file, or run `specfuzz run` first\n"

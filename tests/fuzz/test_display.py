@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fuzz.display import watch
+from fuzz.display import coloured, escaped, watch
 from fuzz.events import CampaignStarted, Event, Events
 from tests.fuzz.samples import FINDING, FOUND, events
 
@@ -58,3 +58,18 @@ def test_whoever_stops_listening_ends_the_campaign(monkeypatch: pytest.MonkeyPat
         next(watched)
         watched.close()
         assert closed == [True]
+
+
+def test_colours_are_left_out_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
+    assert coloured()
+    monkeypatch.setenv("TERM", "dumb")
+    assert not coloured()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not coloured()
+
+
+def test_nothing_steers_the_terminal() -> None:
+    assert escaped("a\x1b[2J\nb\u202e é") == "a\\x1b[2J\\nb\\u202e é"

@@ -41,9 +41,10 @@ def test_the_first_difference_is_marked() -> None:
 def test_later_differences_are_told_apart_from_the_first() -> None:
     trace = forgetful()
     third = edit(trace.steps[2], "updated", free_blocks=0)
-    lines = list(explain(FINDING, verdict(replace(trace, steps=(*trace.steps[:2], third))), FINDING.id))
-    assert lines[-1].text.split() == ["!", "updated", "free_blocks", "12", "0"]
-    assert not lines[-1].marked
+    *_, last, legend = explain(FINDING, verdict(replace(trace, steps=(*trace.steps[:2], third))), FINDING.id)
+    assert last.text.split() == ["!", "updated", "free_blocks", "12", "0"]
+    assert not last.marked
+    assert legend.text == "(> differs first; ! differs too)"
 
 
 def test_without_a_run_there_is_no_timeline(snapshot: Snapshot) -> None:
@@ -96,6 +97,7 @@ def test_forwards_of_one_step_are_told_apart() -> None:
     again = tuple(replace(s, run=1) for s in third.substeps[1:-1])
     text = page(verdict(replace(trace, steps=(*trace.steps[:2], replace(third, substeps=(*third.substeps, *again))))))
     assert "restored run 1" in text
+    assert text.endswith("; run N: the forward is repeated on one preparation, as warm-up and capture of a graph do)")
 
 
 def test_a_long_scenario_fits_a_screen() -> None:
@@ -121,3 +123,18 @@ def test_a_long_scenario_fits_a_screen() -> None:
 def test_a_scenario_without_requests_names_none() -> None:
     startup = replace(MIXED, requests=(), steps=MIXED.steps[:1])
     assert [line.text for line in scenario_lines(startup)][1].startswith("  steps[0] warmup")
+
+
+def test_where_long_values_are_cut_the_first_difference_is_shown() -> None:
+    many = list(range(100, 140))
+    wrong = [*many[:30], 7, *many[31:]]
+    for expected, actual, place, one, other in (
+        (many, wrong, "[30]", "130", "7"),
+        ([many, many], [many, many[:39]], "[1][39]", "139", "-"),
+        ({"0": many}, {"0": wrong}, "[0][30]", "130", "7"),
+    ):
+        violation = replace(FINDING.violation, expected=expected, actual=actual)
+        text = page(verdict(forgetful()), violation)
+        (line,) = (line for line in text.splitlines() if line.startswith("> restored"))
+        assert f"... {place}: {one} " in line
+        assert line.endswith(f"... {place}: {other}")
