@@ -10,6 +10,11 @@ import torch
 from engines.portable.graphs import CpuGraph
 
 
+def default_device() -> torch.device:
+    """Where the engine's tensors live unless it is told: the CUDA device of this machine, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def prefer_pinned(device: torch.device) -> bool:
     """Whether host tensors that are copied to ``device`` should be pinned, so that the copy is asynchronous."""
     return device.type == "cuda"

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 
+from engines.process import replaced, take_out
 from engines.tensorrt_llm.backend import attention_metadata_class
 from engines.tensorrt_llm.cpu import CudaOnCpu, is_emulated_stream_capturing
 from engines.tensorrt_llm.source import ATTENTION_PACKAGES, HOW_TO_PROVIDE, SPECULATIVE, Source, attention_package
@@ -85,16 +86,6 @@ class _Finder(MetaPathFinder):
             file = str(self.real[fullname])
             return spec_from_file_location(fullname, file, loader=SourceFileLoader(fullname, file))
         return ModuleSpec(fullname, _StandInLoader(self), is_package=True)
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _no_compile(model: Any = None, **_: Any) -> Any:
@@ -174,10 +165,10 @@ class Upstream:
             return
         with ExitStack() as stack:
             stack.enter_context(self._in_place())
-            stack.enter_context(_replaced(torch, "compile", _no_compile))
+            stack.enter_context(replaced(torch, "compile", _no_compile))
             if self.emulated:
                 name = "is_current_stream_capturing"
-                stack.enter_context(_replaced(torch.cuda, name, is_emulated_stream_capturing))
+                stack.enter_context(replaced(torch.cuda, name, is_emulated_stream_capturing))
                 stack.enter_context(CudaOnCpu())
             self._depth = 1
             try:
@@ -187,12 +178,12 @@ class Upstream:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        outside = _others()
+        outside = take_out(ROOTS)
         sys.modules.update(self._modules)
         sys.meta_path.insert(0, self._finder)
         try:
             # No __pycache__ in somebody's checkout.
-            with _replaced(sys, "dont_write_bytecode", True):
+            with replaced(sys, "dont_write_bytecode", True):
                 yield
         finally:
             sys.meta_path.remove(self._finder)
@@ -241,11 +232,3 @@ def _guard_off(base: Any) -> Iterator[None]:
         yield
     finally:
         base.__init_subclass__ = guard
-
-
-def _others() -> dict[str, ModuleType]:
-    """Remove what somebody else has imported of ``ROOTS`` from ``sys.modules`` and return it."""
-    if not any(root in sys.modules for root in ROOTS):
-        return {}
-    names = [n for n in sys.modules if n.partition(".")[0] in ROOTS]
-    return {n: sys.modules.pop(n) for n in names}

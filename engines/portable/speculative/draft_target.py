@@ -22,6 +22,12 @@ class DraftTargetOneModelWorker(LinearSpecWorker):
         fields = super()._fields_to_save(attn_metadata)
         return (*fields, "kv_lens_cuda") if is_graph_warmup(attn_metadata) else fields
 
+    def _prepare_attn_metadata_for_draft_target(self, attn_metadata: Any, spec_metadata: Any) -> None:
+        """Save what drafting changes; while a graph warms up the KV lengths too, which its forwards share."""
+        self._prepare_attn_metadata_for_spec_dec(attn_metadata)
+
+    _save_attn_metadata = _prepare_attn_metadata_for_draft_target
+
     def _drafter_hidden_states(self, draft_model: Any, hidden_states: Tensor, spec_metadata: SpecMetadata) -> None:
         return None
 

@@ -146,8 +146,13 @@ class SpecWorkerBase(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self._spec_dec_attn_metadata: Any = None
-        self._saved_num_contexts = 0
+        self._saved_num_contexts: int | None = None
         self._saved_host_request_types: Tensor | None = None
+
+    @property
+    def _saved_attn_metadata(self) -> Any:
+        """The metadata of an open save, under upstream's name (PR #17381)."""
+        return self._spec_dec_attn_metadata
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -196,31 +201,38 @@ class SpecWorkerBase(nn.Module, ABC):
     ) -> None:
         """Restore what a failed forward left saved; on success there is nothing to do."""
         saved = self._spec_dec_attn_metadata
-        if saved is None:
-            return
-        logger.warning("%s failed while drafting; its attention metadata is restored", type(self).__name__)
-        try:
-            self._restore_attn_metadata_from_spec_dec(saved)
-        finally:
-            # Even if restoring fails too, the next forward must be able to prepare.
-            self._spec_dec_attn_metadata = None
+        if saved is not None:
+            logger.warning("%s failed while drafting; its attention metadata is restored", type(self).__name__)
+            try:
+                self._restore_attn_metadata_from_spec_dec(saved)
+            finally:
+                # Even if restoring fails too, the next forward must be able to prepare.
+                self._forget_saved()
+        elif attn_metadata is not None and attn_metadata.has_spec_dec_saved_state:
+            logger.warning("%s failed after it saved fields itself; they are restored", type(self).__name__)
+            attn_metadata.restore_from_spec_dec()
+            attn_metadata.on_update()
+
+    def _forget_saved(self) -> None:
+        self._spec_dec_attn_metadata = self._saved_num_contexts = self._saved_host_request_types = None
 
     def _fields_to_save(self, attn_metadata: AttentionMetadata) -> tuple[str, ...]:
         """Tensors that drafting writes on and that must come back as they were."""
         return "_seq_lens", "_seq_lens_cuda"
 
-    def _prepare_attn_metadata_for_spec_dec(self, attn_metadata: Any) -> None:
+    def _prepare_attn_metadata_for_spec_dec(self, attn_metadata: Any, *fields: str) -> None:
         """Save what drafting changes: tensors as objects, the context count and the request types as values.
 
-        To be followed by ``_restore_attn_metadata_from_spec_dec`` on the same object (PR #17381); raises
-        ``AssertionError`` when the last such pair is still open. A failure leaves nothing saved.
+        ``fields`` name tensors to save beside those of ``_fields_to_save``. To be followed by
+        ``_restore_attn_metadata_from_spec_dec`` on the same object (PR #17381); raises ``AssertionError`` when the
+        last such pair is still open. A failure leaves nothing saved.
         """
         assert self._spec_dec_attn_metadata is None, "prepare and restore calls must be paired: restore first"
         self._saved_num_contexts = attn_metadata.num_contexts
         self._saved_host_request_types = attn_metadata.host_request_types.clone()
         self._spec_dec_attn_metadata = attn_metadata
         try:
-            attn_metadata.prepare_for_spec_dec(*self._fields_to_save(attn_metadata))
+            attn_metadata.prepare_for_spec_dec(*self._fields_to_save(attn_metadata), *fields)
         except BaseException:
             self._ensure_spec_dec_state_restored(attn_metadata, None)
             raise
@@ -239,7 +251,7 @@ class SpecWorkerBase(nn.Module, ABC):
         attn_metadata.on_update()
         # Last: a raise above leaves the pair open, so that the cleanup in forward does all of it again. Upstream
         # forgets what it saved before on_update, whose failure leaves the counters of the draft phase behind.
-        self._spec_dec_attn_metadata = None
+        self._forget_saved()
 
     def _sample_tokens_for_batch(self, logits: Tensor) -> Tensor:
         """Greedy choice of each row: int64 [rows]."""

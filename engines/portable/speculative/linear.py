@@ -29,6 +29,10 @@ class LinearSpecWorker(SpecWorkerBase):
         """Drafts per request at most."""
         return self.spec_config.max_draft_len
 
+    def _save_attn_metadata(self, attn_metadata: Any, spec_metadata: Any) -> None:
+        """Save what the draft loop changes."""
+        self._prepare_attn_metadata_for_spec_dec(attn_metadata)
+
     @abstractmethod
     def _drafter_hidden_states(self, draft_model: Any, hidden_states: Tensor, spec_metadata: Any) -> Tensor | None:
         """Hidden states that the first draft forward is fed, of the target's rows; None for none."""
@@ -58,7 +62,7 @@ class LinearSpecWorker(SpecWorkerBase):
                 input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
             )
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
-        self._prepare_attn_metadata_for_spec_dec(attn_metadata)
+        self._save_attn_metadata(attn_metadata, spec_metadata)
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
         )

@@ -62,7 +62,7 @@ class PARDWorker(SpecWorkerBase):
         draft_len, num_contexts = spec_metadata.runtime_draft_len, attn_metadata.num_contexts
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         accepted = torch.nn.functional.pad(accepted, (0, draft_len - 1))
-        self._prepare_attn_metadata_for_spec_dec(attn_metadata)
+        self._prepare_attn_metadata_for_pard(attn_metadata, spec_metadata)
         self._prepare_kv_for_draft_forward(attn_metadata, num_accepted)
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, accepted, num_accepted, attn_metadata, spec_metadata
@@ -128,6 +128,10 @@ class PARDWorker(SpecWorkerBase):
             "input_ids": torch.cat([input_ids[:num_ctx_tokens], gen_ids.flatten()]),
             "position_ids": torch.cat([position_ids[0, :num_ctx_tokens], gen_positions.flatten()]),
         }
+
+    def _prepare_attn_metadata_for_pard(self, attn_metadata: Any, spec_metadata: SpecMetadata) -> None:
+        """Save what drafting changes; while a graph warms up the KV lengths too, which its forwards share."""
+        self._prepare_attn_metadata_for_spec_dec(attn_metadata)
 
     def _draft_rows(self, num_accepted: Tensor, attn_metadata: Any, spec_metadata: SpecMetadata) -> Tensor:
         """Rows of the draft forward that predict: K per generation, from the last accepted token on."""

@@ -7,15 +7,30 @@ always contexts, then generations.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engines.portable._utils import maybe_pin_memory
+from engines.portable._utils import default_device, maybe_pin_memory
 
 if TYPE_CHECKING:
     from engines.portable.pyexecutor.resource_manager import KVCacheManager
+
+
+class _ArgumentProperty(property):
+    default: Any
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self.default if instance is None else super().__get__(instance, owner)
+
+
+def argument_property(getter: Callable[[Any], Any], setter: Callable[[Any, Any], None], default: Any) -> Any:
+    """A property that the constructor of a dataclass takes as well, as a field with a default."""
+    result = _ArgumentProperty(getter, setter)
+    result.default = default
+    return result
 
 
 @dataclass
@@ -32,23 +47,26 @@ class KVCacheParams:
     num_extra_kv_tokens: int = 0
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class AttentionMetadata:
     """Lengths and counts of the batch, with the save/restore that draft loops rely on.
 
     ``seq_lens`` (int32 [n], host), ``seq_lens_cuda`` (int32 [n], device), ``num_contexts``, ``num_generations``,
-    ``num_ctx_tokens`` and ``num_tokens`` are properties; assigning the first or the third updates the others.
+    ``num_ctx_tokens`` and ``num_tokens`` are properties; assigning the first or the third updates the others, also
+    in the constructor. There is no cross attention: ``seq_lens_kv`` is None. Without a ``kv_cache_manager`` there are
+    no pages to describe, and ``prepare`` of the backends cannot be called.
     """
 
     max_num_requests: int
     max_num_tokens: int
-    device: torch.device
-    kv_cache_manager: KVCacheManager
+    device: torch.device = field(default_factory=default_device)
+    kv_cache_manager: KVCacheManager = None  # type: ignore[assignment]
     kv_cache_params: KVCacheParams | None = None
     request_ids: list[int] | None = None
     prompt_lens: list[int] | None = None
     all_rank_num_tokens: list[int] | None = None
-    is_cuda_graph: bool = field(default=False, init=False)
+    is_cuda_graph: bool = False
+    seq_lens_kv: None = None
     use_spec_decoding: bool = field(default=False, init=False)
     _seq_lens: torch.Tensor | None = field(default=None, init=False)
     _seq_lens_cuda: torch.Tensor | None = field(default=None, init=False)
@@ -71,14 +89,14 @@ class AttentionMetadata:
             self._num_generations = len(lens) - self._num_contexts
         self._num_tokens = sum(lens)
 
-    @property
-    def seq_lens(self) -> torch.Tensor:
+    def _get_seq_lens(self) -> torch.Tensor:
         """Tokens that each row feeds: int32 [n], host."""
         assert self._seq_lens is not None, "seq_lens is read before it is set"
         return self._seq_lens
 
-    @seq_lens.setter
-    def seq_lens(self, value: torch.Tensor) -> None:
+    def _set_seq_lens(self, value: torch.Tensor | None) -> None:
+        if value is None:
+            return
         self._seq_lens = value
         self.on_update()
         self._seq_lens = maybe_pin_memory(value, self.device)
@@ -88,21 +106,28 @@ class AttentionMetadata:
         else:
             self._seq_lens_cuda = self._seq_lens.to(self.device, non_blocking=True, copy=True)
 
+    seq_lens: torch.Tensor = argument_property(_get_seq_lens, _set_seq_lens, None)  # noqa: RUF009
+
     @property
     def seq_lens_cuda(self) -> torch.Tensor:
         """Tokens that each row feeds: int32 [n], device."""
         assert self._seq_lens_cuda is not None, "seq_lens_cuda is read before seq_lens is set"
         return self._seq_lens_cuda
 
-    @property
-    def num_contexts(self) -> int:
+    def _get_num_contexts(self) -> int:
         """Context rows, the first of the batch."""
         return self._num_contexts
 
-    @num_contexts.setter
-    def num_contexts(self, value: int) -> None:
+    def _set_num_contexts(self, value: int) -> None:
         self._num_contexts = value
         self.on_update()
+
+    num_contexts: int = argument_property(_get_num_contexts, _set_num_contexts, 0)
+
+    @property
+    def context_lens(self) -> torch.Tensor:
+        """Tokens that each context row feeds: int32 [num_contexts], host."""
+        return self.seq_lens[: self.num_contexts]
 
     @property
     def num_generations(self) -> int:
@@ -137,14 +162,15 @@ class AttentionMetadata:
         """Save the tensors of ``fields`` and put clones in their place, for a draft loop to write on.
 
         The originals, whose addresses captured graphs know, are not written until ``restore_from_spec_dec`` puts
-        them back. Raises ``AssertionError`` when something is still saved or a field holds no tensor.
+        them back. Raises ``AssertionError`` when something is still saved or a field holds no tensor, and
+        ``AttributeError`` when there is no such field.
         """
         assert not self._saved_tensors, (
             f"prepare_for_spec_dec: {', '.join(self._saved_tensors)} of an earlier call not restored; "
             "call restore_from_spec_dec first"
         )
         for name in fields:
-            tensor = getattr(self, name, None)
+            tensor = getattr(self, name)
             assert isinstance(tensor, torch.Tensor), f"prepare_for_spec_dec: {name} is no tensor and cannot be saved"
             # Saved first: if the clone fails, restoring is right, as the original is still in place.
             self._saved_tensors[name] = tensor

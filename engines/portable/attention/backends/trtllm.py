@@ -31,7 +31,7 @@ def linear_packed_mask(width: int) -> torch.Tensor:
     return mask.int()
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class TrtllmAttentionMetadata(AttentionMetadata):
     """Per-request buffers of ``max_num_requests`` rows, of which the first ``num_seqs`` are in use.
 
@@ -49,11 +49,12 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         where those rows lie and what they see; views of tables that all steps share, never written
     """
 
-    max_total_draft_tokens: int
+    max_total_draft_tokens: int = 0
     is_spec_decoding_enabled: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         rows = self.max_num_requests
+        pages = getattr(self.kv_cache_manager, "max_blocks_per_seq", 0)
         self.kv_lens_cuda = self._device_buffer(rows)
         self.prompt_lens_cuda = self._device_buffer(rows)
         self.kv_lens = self._host_buffer(rows)
@@ -61,7 +62,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         self.host_request_types = self._host_buffer(rows)
         self.host_total_kv_lens = torch.zeros(2, dtype=torch.int32)
         self.kv_lens_runtime = self.kv_lens[:0]
-        self.kv_cache_block_offsets = self._device_buffer(1, rows, 2, self.kv_cache_manager.max_blocks_per_seq)
+        self.kv_cache_block_offsets = self._device_buffer(1, rows, 2, pages)
         self.mla_cu_q_rows = self._device_buffer(rows + 1)
         self.mla_cu_kv_seqlens = self._device_buffer(rows + 1)
         self._mla_scheduler_buffers_valid = False

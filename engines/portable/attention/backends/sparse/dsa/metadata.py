@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 
 
-@dataclass(kw_only=True, eq=False)
+def build_req_idx_per_token(seq_lens: Tensor, num_tokens: int) -> Tensor:
+    """Row of each of ``num_tokens`` tokens: int64 [num_tokens], on the device of ``seq_lens``, int32 [n].
+
+    Works on the device alone. Tokens beyond the sum of the lengths belong to the last row.
+    """
+    tokens = torch.arange(num_tokens, device=seq_lens.device)
+    return torch.searchsorted(seq_lens.cumsum(0), tokens, right=True).clamp_(max=len(seq_lens) - 1)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
     """Adds maps from tokens to rows and slots, which follow layout and lengths wherever a hook tells of a change.
 
@@ -30,12 +39,12 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
     host_req_idx_per_token, host_indexer_k_cache_block_offsets  what the last ``prepare`` uploaded
     """
 
-    kv_cache_manager: DSACacheManager
-    max_draft_tokens: int
+    kv_cache_manager: DSACacheManager = None  # type: ignore[assignment]
+    max_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rows, tokens, pages = self.max_num_requests, self.max_num_tokens, self.kv_cache_manager.max_blocks_per_seq
+        rows, tokens, pages = self.max_num_requests, self.max_num_tokens, self.kv_cache_block_offsets.shape[-1]
         self.req_idx_per_token = self._device_buffer(tokens)
         self.slot_mapping_fp8 = self._device_buffer(tokens).long()
         self.slot_mapping_scale = self._device_buffer(tokens).long()
@@ -88,7 +97,8 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         self._invalidate_pool_view_cache()
         if self.num_tokens:
             self._update_req_idx_per_token()
-            self._update_slot_mappings()
+            if self.kv_cache_manager is not None:
+                self._update_slot_mappings()
         if self.num_generations:
             self._update_gen_indptr()
             self._update_kv_lens_2d()
@@ -100,10 +110,9 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         self.on_update_kv_lens()
 
     def _update_req_idx_per_token(self) -> None:
-        """Row of each token by the device's lengths; tokens beyond their sum belong to the last row."""
-        ends = self.seq_lens_cuda.cumsum(0)
-        rows = torch.searchsorted(ends, self._tokens[: self.num_tokens], right=True)
-        self.req_idx_per_token[: self.num_tokens].copy_(rows.clamp_(max=self.num_seqs - 1))
+        """Row of each token by the device's lengths."""
+        rows = build_req_idx_per_token(self.seq_lens_cuda, self.num_tokens)
+        self.req_idx_per_token[: self.num_tokens].copy_(rows)
 
     def _update_slot_mappings(self) -> None:
         """Slot of each token: the last token of a row is at its KV length - 1, the others before it."""
