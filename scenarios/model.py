@@ -81,6 +81,16 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             drafts_for_contexts=False,
             min_draft_len=1,
         ),
+        WorkerTraits(
+            "MTPWorker",
+            "vanilla MTP, K layers that each look one token further",
+            min_draft_len=1,
+            fixed_draft_len=True,
+            chunked_prefill=False,
+            feeds_history=True,
+            sparse=False,
+        ),
+        WorkerTraits("SAWorker", "drafts from the suffix automaton of a request's own text"),
     )
 }
 """Workers by class name. A worker is added to the suite by adding its traits here first."""
