@@ -170,7 +170,7 @@ class MTPEagleLayer(ShiftedDraftModel):
 
 
 class MTPLayer(ShiftedDraftModel):
-    """Layer ``layer`` of vanilla MTP, with its head: at each position it is given the token ``layer + 1`` further on."""
+    """Layer ``layer`` of vanilla MTP, with its head; it is given the token ``layer + 1`` positions further on."""
 
     def __init__(self, tracer: Tracer, shared_head: nn.Module, layer: int) -> None:
         super().__init__(tracer, DRAFT_LAYER + layer)

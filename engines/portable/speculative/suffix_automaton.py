@@ -59,7 +59,7 @@ class SuffixAutomatonManager(SpecResourceManager):
         self.batch_slots[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
 
     def extend(self, accepted_tokens: Tensor, num_accepted_tokens: Tensor, max_draft_len: int) -> tuple[Tensor, Tensor]:
-        """Append the first ``num_accepted_tokens`` (int32 [n]) of each row's ``accepted_tokens`` to its text, and draft.
+        """Append to each row's text the first ``num_accepted_tokens``, int32 [n], of its tokens, int32 [n, any]; draft.
 
         Returns the length of the match, int64 [n], 0 for none, and what followed it: int32 [n, max_draft_len].
         """

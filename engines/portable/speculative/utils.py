@@ -57,7 +57,7 @@ def get_spec_metadata(
     max_num_requests: int,
     max_num_tokens: int,
     device: torch.device,
-    spec_resource_manager: SpecResourceManager | None = None,
+    spec_resource_manager: Any = None,
 ) -> SpecMetadata:
     """The metadata that the mode's worker works on."""
     mode = spec_config.spec_dec_mode
