@@ -120,6 +120,14 @@ def test_a_failure_before_anything_is_accepted_leaves_the_lengths_alone() -> Non
     assert verify(scenario, lambda _: trace, relations=False).violations == ()
 
 
+@pytest.mark.parametrize("worker", [PARD, MTP, SA])
+def test_a_failure_before_the_one_move_of_the_lengths_leaves_them_alone(worker: str) -> None:
+    scenario = failing(worker)
+    prepared = dressed(scenario).steps[0].substeps[0]
+    trace = edit(dressed(scenario), 0, "failed", "kv_lens_cuda", lambda _: prepared["kv_lens_cuda"])
+    assert verify(scenario, lambda _: trace, relations=False).violations == ()
+
+
 @pytest.mark.parametrize("name", ["prepared", "entered", "verified", "saved", "draft[0]", "restored", "updated"])
 def test_a_substep_that_an_engine_cannot_observe_is_missed_once(name: str) -> None:
     for scenario in FEW:
