@@ -80,7 +80,7 @@ def bugs(names: Iterable[str]) -> tuple[str, ...]:
 
     chosen: dict[str, None] = {}
     for name in names:
-        variants = [id for id in BUGS if id.lower().startswith(f"{name.lower()}/")]
+        variants = [id for id in BUGS if f"{id}/".lower().startswith(f"{name}/".lower())]
         chosen.update(dict.fromkeys(variants or (bug(name),)))
     return tuple(chosen) or tuple(BUGS)
 

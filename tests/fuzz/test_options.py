@@ -90,6 +90,9 @@ def test_bugs_by_id_or_museum_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.bugs([]) == ids
     assert options.bugs(["trt-01"]) == ids[:2]
     assert options.bugs(["trt-04/mtpeagleworker", "TRT-01"]) == (ids[2], *ids[:2])
+    variant = f"{ids[0]}/variant"
+    monkeypatch.setitem(BUGS, variant, Bug(variant, "K2", ids[0].partition("/")[2], "t", "r", (), lambda patch: None))
+    assert options.bugs([ids[0]]) == (ids[0], variant)
     with pytest.raises(UsageError, match=r"^--bug: no defect is called 'TRT-04/Eagle'; did you mean"):
         options.bugs(["TRT-04/Eagle"])
     assert options.bug("trt-01/pardworker") == ids[0]
