@@ -81,9 +81,9 @@ def _read(pool: Tensor, table: Tensor) -> Tensor:
     return pool.index_select(0, table.reshape(-1)).view(table.shape[0], -1)
 
 
-def _shifted(target: Tensor, draft: Tensor) -> Tensor:
-    """Tokens that a drafter with shift 1 sees, by what lies in its slot before each token's and in the target's."""
-    return torch.where(draft == EMPTY, target, draft + _ONE_POSITION)
+def _shifted(target: Tensor, draft: Tensor, shift: int = 1) -> Tensor:
+    """Tokens that a drafter sees, by what lies in its slot ``shift`` before each token's and in the target's."""
+    return torch.where(draft == EMPTY, target, draft + shift * _ONE_POSITION)
 
 
 def _filled(target: Tensor, draft: Tensor) -> Tensor:
@@ -100,9 +100,9 @@ def _digest(totals: Tensor, rows: Rows, ahead: int = 0) -> Tensor:
 class Tracer:
     """Target and drafters over pools whose block tables span ``slots`` tokens per row."""
 
-    def __init__(self, slots: int, device: torch.device) -> None:
-        # A drafter with shift 1 sees one token more than it has slots.
-        self._index = torch.arange(slots + 1, device=device)
+    def __init__(self, slots: int, device: torch.device, max_shift: int = 1) -> None:
+        # A drafter with a shift sees so many tokens more than it has slots.
+        self._index = torch.arange(slots + max_shift, device=device)
         self._slots = slots
 
     @_unseen
@@ -113,14 +113,15 @@ class Tracer:
 
     @_unseen
     def shifted(
-        self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Digests of draft rows that are given the token after their position, and each row's own term in it."""
+        self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor,
+        shift: int = 1,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Digests of draft rows that are given the token ``shift`` after their position, and each row's own term."""
         own = entry(positions.long(), tokens.long())
         _write(draft_pool, table, rows, own)
-        seen = self._read_shifted(target_pool, draft_pool, table)
-        digests = _digest(self._scores(seen).cumsum(1), rows, ahead=1)
-        return digests, term(rows.index + 1, own + _ONE_POSITION)
+        seen = self._read_shifted(target_pool, draft_pool, table, shift)
+        digests = _digest(self._scores(seen).cumsum(1), rows, ahead=shift)
+        return digests, term(rows.index + shift, own + shift * _ONE_POSITION)
 
     @_unseen
     def parallel(
@@ -141,20 +142,40 @@ class Tracer:
             digests = torch.where(start + step <= rows.index, (digests + term(index, guess)) % PRIME, digests)
         return digests
 
+    @_unseen
+    def continue_text(self, text: Tensor, lens: Tensor, count: int) -> Tensor:
+        """The ``count`` tokens that the target would choose after each text: int64 [rows, count].
+
+        Of the rows of ``text``, int32 [rows, columns], the first ``lens`` tokens (int64 [rows]) count.
+        """
+        index = torch.arange(text.shape[1], device=text.device)
+        terms = torch.where(index < lens.unsqueeze(1), term(index, entry(index, text.long())), 0)
+        tokens = torch.empty(len(text), count, dtype=torch.int64, device=text.device)
+        for step in range(count):
+            terms = self._attended(terms)
+            token = choose(terms.sum(1))
+            tokens[:, step] = token
+            terms = torch.cat([terms, term(lens + step, entry(lens + step, token)).unsqueeze(1)], dim=1)
+        return tokens
+
+    def _attended(self, terms: Tensor) -> Tensor:
+        """What a row's next token depends on, of the terms of all before it, int64 [rows, terms]: all of them."""
+        return terms
+
     def _scores(self, seen: Tensor) -> Tensor:
         """Terms of every sequence's tokens, the first one in column 0."""
         return term(self._index[: seen.shape[1]], seen)
 
-    def _read_shifted(self, target_pool: Tensor, draft_pool: Tensor, table: Tensor) -> Tensor:
-        """Tokens that a drafter with shift 1 sees in every sequence: int64 [n, slots + 1]."""
-        seen = torch.nn.functional.pad(_read(target_pool, table), (0, 1), value=EMPTY)
-        seen[:, 1:] = _shifted(seen[:, 1:], _read(draft_pool, table))
+    def _read_shifted(self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, shift: int = 1) -> Tensor:
+        """Tokens that a drafter with this shift sees in every sequence: int64 [n, slots + shift]."""
+        seen = torch.nn.functional.pad(_read(target_pool, table), (0, shift), value=EMPTY)
+        seen[:, shift:] = _shifted(seen[:, shift:], _read(draft_pool, table), shift)
         return seen
 
     def _last_known(self, seen: Tensor, rows: Rows) -> Tensor:
         """Index of the token before the run of masks that ends at each row; the row's own if it is no mask."""
         known = (seen == EMPTY) | ((seen - tracer.entry(0, MASK_TOKEN)) % _ONE_POSITION != 0)
-        last_known = torch.where(known, self._index[:-1], -1).cummax(1).values
+        last_known = torch.where(known, self._index[: self._slots], -1).cummax(1).values
         return torch.take(last_known, rows.sequence * self._slots + rows.index.clamp(0, self._slots - 1))
 
     def _guess(self, seen: Tensor, rows: Rows, index: Tensor, digests: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,6 +281,10 @@ class SparseTracer(Tracer):
             ranks, terms = best.values, torch.cat([terms, added], dim=1).gather(1, best.indices)
             digests = terms.sum(1) % PRIME
         return digests
+
+    def _attended(self, terms: Tensor) -> Tensor:
+        """Of all terms those with the highest scores, which they are themselves; what is left out cannot come back."""
+        return terms.topk(min(self._topk, terms.shape[1]), sorted=False).values
 
     def _rank(self, scores: Tensor, index: Tensor) -> Tensor:
         """A number for each score that no other has: of equal scores the lower index is first."""

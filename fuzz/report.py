@@ -18,7 +18,7 @@ from fuzz.events import (
     Tally,
 )
 from invariants.registry import RELATION, Invariant
-from scenarios import Finding, Violation, scenario_to_json
+from scenarios import WORKERS, Finding, Violation, scenario_to_json
 
 NOTHING_FOUND, FINDINGS, ERROR = 0, 1, 2
 """Exit statuses: nothing found; findings; usage, environment, the suite's own error, or nothing was verified."""
@@ -64,12 +64,12 @@ class Summary:
 
     @property
     def unreached(self) -> list[str]:
-        """Invariants that had nothing to say in the whole campaign, though the engine shows what they look at."""
+        """Invariants that had nothing to say, though the engine and these workers show what they look at."""
         return [i.slug for i in self._silent() if self.named or self._shown(i)]
 
     @property
     def unobservable(self) -> list[str]:
-        """Invariants that had nothing to say because the engine does not show what they look at."""
+        """Invariants that had nothing to say because the engine or these workers do not show what they look at."""
         return [i.slug for i in self._silent() if not (self.named or self._shown(i))]
 
     def _silent(self) -> list[Invariant]:
@@ -77,6 +77,8 @@ class Summary:
         return [i for i in self.invariants if not reached.get(i.slug)]
 
     def _shown(self, invariant: Invariant) -> bool:
+        if invariant.trait and not any(getattr(WORKERS[worker], invariant.trait) for worker in self.workers):
+            return False
         shown = [name in self.total.observed for name in invariant.reads]
         # A relation compares whatever both runs show.
         return any(shown) if invariant.kind == RELATION else all(shown)
@@ -146,7 +148,7 @@ class Summary:
             ("invariant", "reached", "held"), [(s, total.reached.get(s, 0), total.held.get(s, 0)) for s in self._slugs]
         )
         if self.unobservable:
-            yield f"not shown by this engine: {', '.join(self.unobservable)}"
+            yield f"not shown by this engine with these workers: {', '.join(self.unobservable)}"
         yield ""
         for event in self.found:
             yield from finding_lines(event)

@@ -10,7 +10,7 @@ verified  the target's choices meet the drafts                                ac
 saved     the worker borrows the metadata: originals are put aside            lifecycle
 draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse
 restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance
-updated   tokens are emitted, unused cache is taken back                      output, kv_cache, sparse
+updated   tokens are emitted, unused cache is taken back                      output, kv_cache, sparse, history
 failed    or it broke off somewhere, and all is given back just the same      lifecycle, kv_lens, kv_cache
 ========  ==================================================================  =========================================
 
@@ -18,7 +18,7 @@ failed    or it broke off somewhere, and all is given back just the same      li
 which is the order of severity.
 """
 
-from invariants import lifecycle, counters, kv_lens, rows, sparse, acceptance, kv_cache, output, relations  # noqa: F401, I001
+from invariants import lifecycle, counters, kv_lens, rows, sparse, acceptance, kv_cache, history, output, relations  # noqa: F401, I001
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify
 

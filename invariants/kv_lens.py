@@ -12,8 +12,10 @@ the loop's end       kv0 + K                     kv0 + acc - 1
 ==================== =========================== ===========================
 
 is a linear drafter's course. A parallel drafter adds 1 to each generation for its only call and takes
-``1 - acc`` off again: ``kv0``, ``kv0 + 1``, ``kv0 + acc``. Without drafts nothing moves. A worker that saves
-``kv_lens_cuda`` itself, as some do while a graph is warmed up, gives ``kv0`` back.
+``1 - acc`` off again: ``kv0``, ``kv0 + 1``, ``kv0 + acc``. One that is fed the last cached tokens again takes off what
+was not accepted before its first call, and leaves it at that: ``kv0``, ``kv0 - (K + 1 - acc)``. Without drafts, or
+without a draft model, nothing moves. A worker that saves ``kv_lens_cuda`` itself, as some do while a graph is warmed
+up, gives ``kv0`` back.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Course:
         self.contexts = step.num_contexts
         self.accepted = accepted[self.contexts :]
         self.draft_len = step.draft_len
-        self.parallel = step.traits.parallel
+        self.traits = step.traits
         self.saved: bool | None = False
         """Whether the lengths themselves are saved, which some workers do in graph warm-up; None if unknown."""
         if run.phase == "graph_warmup" and step.draft_len:
@@ -44,8 +46,10 @@ class Course:
     def during(self, i: int) -> list[int]:
         """Before draft call ``i``; for a linear drafter ``i == K`` is the end of the loop."""
         contexts, generations = self.start[: self.contexts], self.start[self.contexts :]
-        if self.parallel:
+        if self.traits.parallel:
             return contexts + [kv + 1 for kv in generations]
+        if self.traits.feeds_history:
+            return contexts + [kv + acc - 1 - self.draft_len for kv, acc in self._accepting(generations)]
         if i == 0 or self.draft_len == 0:
             return self.start
         shift = i - 1 - self.draft_len
@@ -53,9 +57,9 @@ class Course:
 
     def end(self) -> list[int]:
         """When the worker's forward has returned."""
-        if self.saved:
+        if self.saved or not self.traits.draft_model:
             return self.start
-        if not self.parallel:
+        if not self.traits.parallel:
             return self.during(self.draft_len)
         generations = self._accepting(self.start[self.contexts :])
         return self.start[: self.contexts] + [kv + acc for kv, acc in generations]
@@ -64,11 +68,12 @@ class Course:
         return zip(generations, self.accepted, strict=False)
 
     def after_failure(self) -> list[list[int]]:
-        """What a failed forward may leave behind: a parallel drafter undoes or completes, a loop stops anywhere.
+        """What a failed forward may leave behind: a loop stops anywhere, others undo or complete their one move.
 
         A loop moves the generations before the contexts. The next ``prepare`` writes all of it anew.
         """
-        if self.saved or self.parallel:
+        loops = self.traits.draft_model and not (self.traits.parallel or self.traits.feeds_history)
+        if self.saved or not loops:
             return [self.start, self.end()]
         between = self.start[: self.contexts] + self.during(1)[self.contexts :]
         return [self.during(i) for i in range(self.draft_len + 1)] + [between]

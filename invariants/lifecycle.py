@@ -92,7 +92,7 @@ def saved_state_empty(step: StepCase, check: Check) -> None:
             check.equal(moment, "_saved_tensors", [], moment.seen["_saved_tensors"], "nothing may stay saved")
 
 
-@invariant("saved-fields", reads=("_saved_tensors",), museum=("TRT-01", "TRT-06"), kind=REFERENCE)
+@invariant("saved-fields", reads=("_saved_tensors",), museum=("TRT-01", "TRT-06"), kind=REFERENCE, trait="draft_model")
 def saved_fields(step: StepCase, check: Check) -> None:
     """While drafting, the originals of exactly the fields that this worker edits are saved, in upstream's order."""
     for run in step.runs:
@@ -137,7 +137,8 @@ def restored_layout(step: StepCase, check: Check) -> None:
 def substeps_in_order(step: StepCase, check: Check) -> None:
     """A step that succeeds passes every sub-step once and in order: K draft calls, or one of a parallel drafter.
 
-    Without drafts a linear drafter still makes one call, to take in the step's tokens (PR #16888).
+    Without drafts a linear drafter still makes one call, to take in the step's tokens (PR #16888). A worker without
+    a draft model makes none and saves nothing.
     """
     if step.actual.outcome != "ok" or step.asked.fault is not None:
         return

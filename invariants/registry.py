@@ -36,6 +36,7 @@ class Invariant:
     reads      fields of ``scenarios.FIELDS`` that it looks at; one that no trace holds leaves it unreached
     museum     entries of the bug museum that it would have caught
     kind       ``PREDICATE``, ``REFERENCE`` or ``RELATION``
+    trait      flag of ``WorkerTraits`` without which a worker never reaches it, "" if there is none
     """
 
     slug: str
@@ -43,6 +44,7 @@ class Invariant:
     reads: tuple[str, ...]
     museum: tuple[str, ...]
     kind: str
+    trait: str
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ MakeTwin = Callable[[Scenario], "Twin | None"]
 
 
 def invariant(
-    slug: str, *, reads: Iterable[str], museum: Iterable[str] = (), kind: str = PREDICATE
+    slug: str, *, reads: Iterable[str], museum: Iterable[str] = (), kind: str = PREDICATE, trait: str = ""
 ) -> Callable[[Ask], Ask]:
     """Register the decorated function; the first paragraph of its docstring is the statement.
 
@@ -104,17 +106,19 @@ def invariant(
     """
 
     def register(ask: Ask) -> Ask:
-        _register(Predicate(slug, _statement(ask), tuple(reads), tuple(museum), kind, ask))
+        _register(Predicate(slug, _statement(ask), tuple(reads), tuple(museum), kind, trait, ask))
         return ask
 
     return register
 
 
-def relation(slug: str, *, reads: Iterable[str], museum: Iterable[str] = ()) -> Callable[[MakeTwin], MakeTwin]:
+def relation(
+    slug: str, *, reads: Iterable[str], museum: Iterable[str] = (), trait: str = ""
+) -> Callable[[MakeTwin], MakeTwin]:
     """Register the decorated function, which makes the twin of a scenario."""
 
     def register(twin: MakeTwin) -> MakeTwin:
-        _register(Relation(slug, _statement(twin), tuple(reads), tuple(museum), RELATION, twin))
+        _register(Relation(slug, _statement(twin), tuple(reads), tuple(museum), RELATION, trait, twin))
         return twin
 
     return register

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from invariants import twins
+from invariants.history import KEPT
 from invariants.kv_cache import CONTENT
 from invariants.registry import Twin, relation
 from scenarios import FIELDS, Phase, Scenario
@@ -24,7 +25,8 @@ _OBJECTS: Final = frozenset(
     }
 )
 """Which tensor objects and pages serve a request is the engine's choice; it may differ from run to run."""
-_RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", *CONTENT)
+_STATE: Final = (*CONTENT, *KEPT)
+_RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", *_STATE)
 _SEEN: Final = tuple(field for field in FIELDS if field not in _OBJECTS)
 
 
@@ -80,8 +82,8 @@ def row_order_does_not_matter(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
 
 
-@relation("chunked-equals-one-shot", reads=("emitted", *CONTENT), museum=("TRT-94",))
+@relation("chunked-equals-one-shot", reads=("emitted", *_STATE), museum=("TRT-94",), trait="chunked_prefill")
 def chunked_equals_one_shot(scenario: Scenario) -> Twin | None:
     """A prompt computed in chunks leaves the text and both caches as if it had been computed at once."""
     edited = twins.one_shot(scenario) if twins.fault_free(scenario) else None
-    return Twin(*edited, fields=("emitted", *CONTENT), known=True) if edited else None
+    return Twin(*edited, fields=("emitted", *_STATE), known=True) if edited else None

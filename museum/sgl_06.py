@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, PARD, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP, PARD, SA, Patch, bug
 
 _REFERENCE = "SGLang #18647, #12625"
 
@@ -62,3 +62,38 @@ def verified_id_by_row(patch: Patch) -> None:
         return rows
 
     patch(PyTorchModelEngine, "_flatten", _flatten)
+
+
+@bug(
+    "SGL-06",
+    kind="K6",
+    workers=(MTP,),
+    variant="history",
+    title="The history of a request is kept by row, and the rows are not followed when requests leave and join",
+    reference=_REFERENCE,
+    caught_by=("pools-match-history", "history-equals-reference", "inputs-equal-reference"),
+)
+@bug(
+    "SGL-06",
+    kind="K6",
+    workers=(SA,),
+    variant="text",
+    title="The text of a request is kept by row, and the rows are not followed when requests leave and join",
+    reference=_REFERENCE,
+    caught_by=("automaton-holds-text", "history-equals-reference", "drafts-equal-reference"),
+)
+def slots_by_row(patch: Patch) -> None:
+    from engines.portable.speculative.mtp import MTPSpecMetadata
+    from engines.portable.speculative.sa_worker import SASpecMetadata
+
+    def by_row(prepare: Any) -> Any:
+        def prepare_by_row(self: Any) -> None:
+            prepare(self)
+            slots = self.slot_ids if isinstance(self, MTPSpecMetadata) else self.sa_manager.batch_slots
+            rows = len(self.request_ids)
+            slots[:rows].copy_(self.batch_indices_cuda[:rows])
+
+        return prepare_by_row
+
+    for metadata in (MTPSpecMetadata, SASpecMetadata):
+        patch(metadata, "prepare", by_row(metadata.prepare))

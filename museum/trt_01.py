@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, PARD, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP, MTP_EAGLE, PARD, Patch, bug
 
 _REFERENCE = "TensorRT-LLM #16382, #16325, #16381"
 _LEAK = ("saved-state-empty", "restored-identity", "steps-complete", "next-step-equals-never-failed-twin")
@@ -16,7 +16,7 @@ _LEAK = ("saved-state-empty", "restored-identity", "steps-complete", "next-step-
 @bug(
     "TRT-01",
     kind="K2",
-    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET),
+    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET, MTP),
     title="A forward that fails does not restore what it saved of the attention metadata",
     reference=_REFERENCE,
     caught_by=(*_LEAK, "restored-layout"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, PARD, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP, PARD, Patch, bug
 
 _TITLE = "Drafting goes on from the last row of a generation instead of the last accepted one"
 _REFERENCE = "TensorRT-LLM #15806"
@@ -48,3 +48,25 @@ def last_parallel_row(patch: Patch) -> None:
         return draft_rows(self, rows, attn_metadata, spec_metadata)
 
     patch(PARDWorker, "_draft_rows", _draft_rows)
+
+
+@bug(
+    "TRT-26",
+    kind="K6",
+    workers=(MTP,),
+    variant="history",
+    title="The history of a generation takes in all rows that it verified, not only those that were accepted",
+    reference=_REFERENCE,
+    caught_by=("pools-match-history", "history-equals-reference", "inputs-equal-reference"),
+)
+def rejected_rows_in_the_history(patch: Patch) -> None:
+    from engines.portable.speculative.mtp import MTPWorker
+
+    update = MTPWorker.update_mtp_hidden_states
+
+    def update_mtp_hidden_states(
+        self: Any, input_ids: Any, hidden_states: Any, num_accepted: Any, attn_metadata: Any, spec_metadata: Any
+    ) -> None:
+        update(self, input_ids, hidden_states, attn_metadata.seq_lens_cuda, attn_metadata, spec_metadata)
+
+    patch(MTPWorker, "update_mtp_hidden_states", update_mtp_hidden_states)

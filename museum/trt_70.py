@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
+from museum.bug import EAGLE3, MTP_EAGLE, SA, Patch, bug
+
+_REFERENCE = "TensorRT-LLM #16888"
 
 
 @bug(
@@ -12,11 +14,31 @@ from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
     kind="K8",
     workers=(EAGLE3, MTP_EAGLE),
     title="The drafter is not given the tokens of a step with draft length 0",
-    reference="TensorRT-LLM #16888",
+    reference=_REFERENCE,
     caught_by=("substeps-in-order", "kv-content-equals-reference"),
 )
 def ingestion_skipped(patch: Patch) -> None:
     from engines.portable.speculative.linear import LinearSpecWorker
+
+    _skip(patch, LinearSpecWorker)
+
+
+@bug(
+    "TRT-70",
+    kind="K8",
+    workers=(SA,),
+    title="The suffix automaton is not given the tokens of a step with draft length 0",
+    reference=_REFERENCE,
+    caught_by=("automaton-holds-text", "history-equals-reference", "acceptance-follows-agreement"),
+)
+def text_skipped(patch: Patch) -> None:
+    from engines.portable.speculative.sa_worker import SAWorker
+
+    _skip(patch, SAWorker)
+
+
+def _skip(patch: Patch, worker: Any) -> None:
+    """Let the worker do nothing but accept where there is nothing to draft."""
 
     def skip_drafting(
         self: Any,
@@ -31,4 +53,4 @@ def ingestion_skipped(patch: Patch) -> None:
         tokens = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         return self._outputs(logits, tokens, tokens.new_ones(len(tokens)), tokens[:, :0])
 
-    patch(LinearSpecWorker, "skip_drafting", skip_drafting)
+    patch(worker, "skip_drafting", skip_drafting)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, PARD, Patch, bug
+from museum.bug import EAGLE3, MTP, PARD, Patch, bug
+
+_REFERENCE = "TensorRT-LLM #17110"
 
 
 @bug(
@@ -12,7 +14,7 @@ from museum.bug import EAGLE3, PARD, Patch, bug
     kind="K10",
     workers=(EAGLE3, PARD),
     title="A replayed graph reads and writes the pages of its capture",
-    reference="TensorRT-LLM #17110",
+    reference=_REFERENCE,
     caught_by=("replay-equals-eager", "kv-content-equals-reference"),
 )
 def pages_of_the_capture(patch: Patch) -> None:
@@ -31,3 +33,31 @@ def pages_of_the_capture(patch: Patch) -> None:
         return table, rows
 
     patch(TracerModel, "_place", _place)
+
+
+@bug(
+    "TRT-85",
+    kind="K10",
+    workers=(MTP,),
+    variant="slots",
+    title="A replayed graph reads and writes the history in the slots of its capture",
+    reference=_REFERENCE,
+    caught_by=("replay-equals-eager", "pools-match-history", "history-equals-reference"),
+)
+def slots_of_the_capture(patch: Patch) -> None:
+    from copy import copy
+
+    from engines.portable._utils import host_tensor
+    from engines.portable.speculative.mtp import MTPWorker
+
+    def by_host(method: Any) -> Any:
+        def with_slots(self: Any, *args: Any) -> Any:
+            attn_metadata, found = args[-2], copy(args[-1])
+            slots = found.mtp_hidden_states_manager.slot_manager.get_slots(found.request_ids)
+            found.slot_ids = host_tensor(slots, attn_metadata.device).to(attn_metadata.device).long()
+            return method(self, *args[:-1], found)
+
+        return with_slots
+
+    for name in ("update_mtp_hidden_states", "prepare_drafter_inputs"):
+        patch(MTPWorker, name, by_host(getattr(MTPWorker, name)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, SA, Patch, bug
+
+_REFERENCE = "TensorRT-LLM #18295"
 
 
 @bug(
@@ -12,8 +14,16 @@ from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, Patch, bug
     kind="K12",
     workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET),
     title="A chunk that is not the last is shifted with the sampled token instead of the next prompt token",
-    reference="TensorRT-LLM #18295",
+    reference=_REFERENCE,
     caught_by=("inputs-equal-reference", "kv-content-equals-reference", "chunked-equals-one-shot"),
+)
+@bug(
+    "TRT-94",
+    kind="K12",
+    workers=(SA,),
+    title="The token sampled after a chunk that is not the last is appended to the suffix automaton's text",
+    reference=_REFERENCE,
+    caught_by=("automaton-holds-text", "history-equals-reference", "chunked-equals-one-shot"),
 )
 def no_look_ahead(patch: Patch) -> None:
     from engines.portable.speculative.interface import SpecMetadata

@@ -73,11 +73,10 @@ def drafting(call: DraftCall, saved: Sequence[str]) -> Fields:
     fields = metadata(
         call.seq_lens, call.kv_lens, call.num_contexts, saved=saved, use_spec_decoding=call.use_spec_decoding
     )
-    fields |= {"input_ids": call.input_ids, "position_ids": call.position_ids}
-    if call.hidden_states is not None:
-        # Only the drafters that are fed hidden states take the counts of the ranks; there is one rank.
-        fields |= {"hidden_states": call.hidden_states, "draft_all_rank_num_tokens": None}
-    return fields
+    inputs = {"input_ids": call.input_ids, "position_ids": call.position_ids, "hidden_states": call.hidden_states}
+    fields |= {name: values for name, values in inputs.items() if values is not None}
+    # There is one rank, so there are no counts to be told.
+    return fields | {"draft_all_rank_num_tokens": None} if call.takes_rank_counts else fields
 
 
 def restored(batch: Batch, kv_lens: Sequence[int]) -> Fields:

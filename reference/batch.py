@@ -94,6 +94,11 @@ class Batch:
     width: int
 
     @property
+    def of_dummies(self) -> bool:
+        """Whether its rows are dummies, as in every step of start-up and in no other."""
+        return all(row.request is None for row in self.rows)
+
+    @property
     def contexts(self) -> list[Row]:
         """Its context rows."""
         return self.rows[: self.num_contexts]

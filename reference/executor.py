@@ -88,13 +88,14 @@ class Session:
     def _forward(self, batch: Batch, drafting: Drafting, run: int, phase: str) -> Iterator[tuple[str, Fields]]:
         """Sub-steps of one forward. A replay runs no Python of the worker, so nothing between its ends is seen."""
         # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
-        # but only one token per row anyway).
-        updated = run > 0
+        # but only one token per row anyway; nor has a worker that calls no draft model).
+        updated = run > 0 and bool(drafting.calls)
         yield ENTERED, attention_metadata.target(batch) | derived(batch, self._config, updated=updated)
         saved = self._worker.saved_fields(phase) if batch.draft_len else []
         if phase != "replay":
             if batch.draft_len:
                 yield VERIFIED, attention_metadata.target(batch) | _acceptance(batch)
+            if saved:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
                 fields = attention_metadata.drafting(call, saved)
@@ -103,8 +104,10 @@ class Session:
         yield RESTORED, attention_metadata.restored(batch, kv_lens) | _outputs(batch, drafting)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
-        """The requests of the batch, one turn later."""
-        turned = {}
+        """The requests of the batch, one turn later; dummies have none."""
+        turned: dict[int, History] = {}
+        if drafting.drafts is None:
+            return turned
         for row, drafts in zip(batch.rows, drafting.drafts, strict=True):
             if row.request is None:
                 continue
@@ -132,9 +135,10 @@ class Session:
     def _caches(self, histories: Mapping[int, History]) -> Fields:
         """Contents of the caches. The indexer of a sparse backend is given each token that its model is given."""
         target = {i: history.text.slots(history.past) for i, history in histories.items()}
-        drafter = {i: self._worker.draft_slots(history) for i, history in histories.items()}
-        indexer = {"target_indexer_kv": target, "draft_indexer_kv": drafter} if self._config.index_topk else {}
-        return {"target_kv": target, "draft_kv": drafter, **indexer}
+        kept = self._worker.kept(histories)
+        sparse = self._config.index_topk > 0
+        indexer = {"target_indexer_kv": target, "draft_indexer_kv": kept["draft_kv"]} if sparse else {}
+        return {"target_kv": target, **kept, **indexer}
 
     def _failed(self, batch: Batch, outcome: str) -> Fields:
         fields = attention_metadata.failed(batch)
@@ -179,10 +183,14 @@ def _acceptance(batch: Batch) -> Fields:
 
 def _outputs(batch: Batch, drafting: Drafting) -> Fields:
     """Outputs of the worker."""
-    next_drafts = [drafts + [PAD_TOKEN] * (batch.width - len(drafts)) for drafts in drafting.drafts]
-    return {
+    outputs: Fields = {
         "new_tokens": [row.accepted for row in batch.rows],
         "new_tokens_lens": [len(row.accepted) for row in batch.rows],
+    }
+    if drafting.drafts is None:
+        return outputs
+    next_drafts = [drafts + [PAD_TOKEN] * (batch.width - len(drafts)) for drafts in drafting.drafts]
+    return outputs | {
         "next_draft_tokens": next_drafts,
         "next_new_tokens": [[row.accepted[-1], *drafts] for row, drafts in zip(batch.rows, next_drafts, strict=True)],
     }

@@ -51,6 +51,11 @@ class Text:
         self._reach(length)
         return self._slots[:length]
 
+    def hidden(self, start: int, stop: int) -> list[int]:
+        """The target's hidden states at positions ``start..stop-1``."""
+        self._reach(stop)
+        return self._digests[start + 1 : stop + 1]
+
     def reading(self, length: int) -> Reading:
         """The target after the first ``length`` tokens, to be led on by any others."""
         self._reach(length)
@@ -103,10 +108,14 @@ class History:
         return sum(turn.granted - turn.rewound for turn in self.turns)
 
     @property
+    def said(self) -> list[int]:
+        """The prompt and what the user has been given: greedy decoding, whatever was drafted."""
+        return self.text.tokens(0, self.prompt_len + sum(turn.emitted for turn in self.turns))
+
+    @property
     def emitted(self) -> list[int]:
-        """What the user has been given: greedy decoding, whatever was drafted."""
-        count = sum(turn.emitted for turn in self.turns)
-        return self.text.tokens(self.prompt_len, self.prompt_len + count)
+        """What the user has been given."""
+        return self.said[self.prompt_len :]
 
     @property
     def drafts(self) -> tuple[int, ...]:

@@ -51,9 +51,10 @@ class WorkerTraits:
     min_draft_len        smallest runtime draft length that it handles
     fixed_draft_len      it does not follow a runtime draft length: K is always ``max_draft_len``
     chunked_prefill      a prompt may be computed in chunks; without look-ahead a chunk border costs a drafter tokens
-    feeds_history        its generations feed the drafter their last K tokens again, so prompts have K - 1 or more
+    feeds_history        its generations feed the drafter their last K tokens again, so prompts have K or more
     tree                 it drafts a tree: ``max_total_draft_tokens`` nodes of depth K at most
     sparse               whether it runs on a sparse attention backend
+    draft_model          it drafts by calls of a model; without one it saves nothing and moves no lengths
     """
 
     name: str
@@ -66,6 +67,7 @@ class WorkerTraits:
     feeds_history: bool = False
     tree: bool = False
     sparse: bool = True
+    draft_model: bool = True
 
 
 WORKERS: Final[dict[str, WorkerTraits]] = {
@@ -81,6 +83,16 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             drafts_for_contexts=False,
             min_draft_len=1,
         ),
+        WorkerTraits(
+            "MTPWorker",
+            "vanilla MTP, K layers that each look one token further",
+            min_draft_len=1,
+            fixed_draft_len=True,
+            chunked_prefill=False,
+            feeds_history=True,
+            sparse=False,
+        ),
+        WorkerTraits("SAWorker", "drafts from the suffix automaton of a request's own text", draft_model=False),
     )
 }
 """Workers by class name. A worker is added to the suite by adding its traits here first."""
@@ -162,8 +174,12 @@ class Config:
 
     @property
     def least_history(self) -> int:
-        """Fewest tokens of a prompt, or of what a dummy generation has cached."""
-        return self.max_draft_len - 1 if self.traits.feeds_history else 0
+        """Fewest tokens of a prompt, or of what a dummy generation has cached.
+
+        The last layer of vanilla MTP reads the first K slots of the target, and K rows before the end of a request
+        must be its own.
+        """
+        return self.max_draft_len if self.traits.feeds_history else 0
 
     def tokens_per_gen_step(self, draft_len: int) -> int:
         """Rows per generation in the target forward (upstream: ``runtime_tokens_per_gen_step``)."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
-from engines.portable.attention.backends.trtllm import TrtllmAttention
-from engines.portable.speculative.interface import SpeculativeDecodingMode
+from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttention
+from engines.portable.speculative.interface import DecodingConfig, SpeculativeDecodingMode
 from engines.tracer import Rows, SparseTracer, Tracer, choose, disagree, locate, one_hot
 from scenarios.tracer import PRIME
 
@@ -77,13 +77,26 @@ class SteeredLogitsProcessor(nn.Module):
         return one_hot(torch.where(agrees, tokens, disagree(tokens)))
 
 
+class SteeredMTPHead(SteeredLogitsProcessor):
+    """The head of a layer of vanilla MTP, which finds the last row of each sequence itself."""
+
+    def __init__(self, steering: Steering) -> None:
+        super().__init__(steering, parallel=False)
+
+    def forward(
+        self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
+    ) -> Tensor:
+        last_tokens = torch.cumsum(attn_metadata.seq_lens_cuda, dim=0) - 1
+        return super().forward(hidden_states.index_select(0, last_tokens), lm_head, attn_metadata)
+
+
 class TracerModel(nn.Module):
     """Base of target and drafters: finds its rows in the cache, and attends as the tracer does."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, layer_idx: int = DRAFT_LAYER) -> None:
         super().__init__()
         backend = DSATrtllmAttention if isinstance(tracer, SparseTracer) else TrtllmAttention
-        self.attention = backend(tracer)
+        self.attention = backend(tracer, layer_idx)
 
     def _place(self, attn_metadata: Any, num_rows: int) -> tuple[Tensor, Rows]:
         """Block table, int32 [n, pages], and rows."""
@@ -106,7 +119,7 @@ class TargetModel(TracerModel):
 
 
 class ShiftedDraftModel(TracerModel):
-    """A drafter that is given, at each position, the token after it: with hidden states or without."""
+    """A drafter that is given, at each position, a later token: with hidden states or without."""
 
     def _draft(
         self, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, hidden_states: Tensor | None = None
@@ -135,8 +148,8 @@ class Eagle3Layers(ShiftedDraftModel):
         return hidden, hidden
 
 
-class MTPLayer(ShiftedDraftModel):
-    """One MTP layer, with its head."""
+class MTPEagleLayer(ShiftedDraftModel):
+    """The MTP layer of MTP-Eagle, with its head."""
 
     def __init__(self, tracer: Tracer, shared_head: nn.Module) -> None:
         super().__init__(tracer)
@@ -152,6 +165,19 @@ class MTPLayer(ShiftedDraftModel):
         attn_metadata: Any,
         spec_metadata: Any,
         all_rank_num_tokens: list[int] | None,
+    ) -> Tensor:
+        return self._draft(input_ids, position_ids, attn_metadata, hidden_states)
+
+
+class MTPLayer(ShiftedDraftModel):
+    """Layer ``layer`` of vanilla MTP, with its head; it is given the token ``layer + 1`` positions further on."""
+
+    def __init__(self, tracer: Tracer, shared_head: nn.Module, layer: int) -> None:
+        super().__init__(tracer, DRAFT_LAYER + layer)
+        self.shared_head = shared_head
+
+    def forward(
+        self, *, embed_tokens: Any, input_ids: Tensor, position_ids: Tensor, hidden_states: Tensor, attn_metadata: Any
     ) -> Tensor:
         return self._draft(input_ids, position_ids, attn_metadata, hidden_states)
 
@@ -174,7 +200,10 @@ class PARDLayers(TracerModel):
 
 
 class DraftModel(nn.Module):
-    """A draft model as its worker calls it: ``model`` and ``logits_processor``, or ``mtp_layers``."""
+    """A draft model as its worker calls it: ``model`` and ``logits_processor``, or ``mtp_layers``.
+
+    This base has neither, for workers that draft without a model.
+    """
 
     def __init__(self, steering: Steering) -> None:
         super().__init__()
@@ -196,13 +225,22 @@ class Eagle3DraftModel(DraftModel):
         return (third - second) % PRIME
 
 
-class MTPDraftModel(DraftModel):
+class MTPEagleDraftModel(DraftModel):
     """MTP-Eagle: ``mtp_layers[0]`` with its ``shared_head``, and ``embed_tokens``."""
 
     def __init__(self, tracer: Tracer, steering: Steering) -> None:
         super().__init__(steering)
         self.embed_tokens = None
-        self.mtp_layers = nn.ModuleList([MTPLayer(tracer, SteeredLogitsProcessor(steering, parallel=False))])
+        self.mtp_layers = nn.ModuleList([MTPEagleLayer(tracer, SteeredLogitsProcessor(steering, parallel=False))])
+
+
+class MTPDraftModel(DraftModel):
+    """Vanilla MTP: ``num_layers`` of ``mtp_layers``, each with a ``shared_head``, and ``embed_tokens``."""
+
+    def __init__(self, tracer: Tracer, steering: Steering, num_layers: int) -> None:
+        super().__init__(steering)
+        self.embed_tokens = None
+        self.mtp_layers = nn.ModuleList(MTPLayer(tracer, SteeredMTPHead(steering), i) for i in range(num_layers))
 
 
 class DraftTargetDraftModel(DraftModel):
@@ -223,11 +261,16 @@ class PARDDraftModel(DraftModel):
         self.logits_processor = SteeredLogitsProcessor(steering, parallel=True)
 
 
-def get_draft_model(mode: SpeculativeDecodingMode, tracer: Tracer, steering: Steering) -> DraftModel:
+def get_draft_model(spec_config: DecodingConfig, tracer: Tracer, steering: Steering) -> DraftModel:
     """The draft model that the mode's worker calls."""
+    mode = spec_config.spec_dec_mode
+    if mode.is_mtp_vanilla():
+        return MTPDraftModel(tracer, steering, spec_config.max_draft_len)
+    if mode.is_sa():
+        return DraftModel(steering)
     models: dict[SpeculativeDecodingMode, type[Any]] = {
         SpeculativeDecodingMode.EAGLE3_ONE_MODEL: Eagle3DraftModel,
-        SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPDraftModel,
+        SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPEagleDraftModel,
         SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL: DraftTargetDraftModel,
         SpeculativeDecodingMode.PARD: PARDDraftModel,
     }

@@ -13,6 +13,7 @@ from engines.portable._utils import is_current_stream_capturing
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
+from engines.portable.spec_observation import spec_fields
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
@@ -21,7 +22,7 @@ Fields = dict[str, Any]
 
 _IDENTITY = ("_seq_lens", "_seq_lens_cuda", "kv_lens_cuda", "host_request_types", "kv_cache_block_offsets")
 _CACHES = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
-"""What the pools of the KV-cache manager hold, in order; a dense backend has the first two."""
+"""What the pools of the KV-cache manager hold, in order; a dense backend has the first two, vanilla MTP others."""
 _WORKER_STATE = ("_spec_dec_attn_metadata", "_kv_rewind_pending")
 """Worker attributes that say whether something is still to be put back."""
 
@@ -165,6 +166,7 @@ class Observer:
             py_rewind_len={r.py_request_id: r.py_rewind_len for r in generations},
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
             **self._cache_content(requests.values()),
+            **spec_fields(self._executor.spec_resource_manager, requests),
         )
         self._add(UPDATED, fields, run=0)
 
@@ -239,7 +241,7 @@ class Observer:
             "free_blocks": manager.get_num_free_blocks(),
         }
 
-    def _cache_content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, list[int]]]:
+    def _cache_content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, Any]]:
         """Entries of the committed slots of each request, in every pool, read in one go."""
         manager = self._kv_cache_manager
         size = manager.tokens_per_block
@@ -247,13 +249,16 @@ class Observer:
         blocks = {i: manager.get_block_ids(i)[: -(-tokens // size)] for i, tokens in used.items()}
         pages = torch.tensor([b for owned in blocks.values() for b in owned], dtype=torch.int64, device=manager.device)
         pools = manager.kv_cache_pools.index_select(1, pages).flatten(1).tolist()
-        content: dict[str, dict[int, list[int]]] = {name: {} for name, _ in zip(_CACHES, pools)}
+        content: list[dict[int, list[int]]] = [{} for _ in pools]
         begin = 0
         for i, tokens in used.items():
-            for slots, kept in zip(pools, content.values()):
+            for slots, kept in zip(pools, content):
                 kept[i] = slots[begin : begin + tokens]
             begin += len(blocks[i]) * size
-        return content
+        if self._config.worker == "MTPWorker":
+            target, *layers = content
+            return {"target_kv": target, "draft_layers_kv": {i: [layer[i] for layer in layers] for i in used}}
+        return dict(zip(_CACHES, content))
 
     def _add(self, name: str, fields: Fields, run: int | None = None) -> None:
         number = max(self._run, 0) if run is None else run

@@ -12,6 +12,7 @@ from engines.portable.observation import Observer
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import Iteration, PyExecutor
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
+from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
 from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError
 from scenarios.tracer import DUMMY_TOKEN, dummy_drafts, prompt_token
@@ -159,10 +160,6 @@ class PortableSession:
         engine, model = self._executor.model_engine, self._model
         attn, spec, runner = engine.attn_metadata, engine.spec_metadata, engine.cuda_graph_runner
         worker, manager = model.spec_worker, self._executor.kv_cache_manager
-        mtp = getattr(model.draft_model, "mtp_layers", None)
-        drafter, head = (
-            (mtp[0], mtp[0].shared_head) if mtp else (model.draft_model.model, model.draft_model.logits_processor)
-        )
         watch: Any = self._observer if self._observer is not None else _Nobody()
         launch, hook = SiteClass.LAUNCH, SiteClass.HOOK
         return [
@@ -182,8 +179,7 @@ class PortableSession:
             ),
             Seam("attn_metadata.on_update", attn, "on_update", hook),
             Seam("attn_metadata.update_for_spec_dec", attn, "update_for_spec_dec", hook),
-            Seam("draft_model.forward", drafter, "forward", launch, before=watch.drafting),
-            Seam("draft_model.logits", head, "forward", launch),
+            *self._draft_seams(watch),
             Seam("worker.sample_draft_tokens", worker, "sample_draft_tokens", launch),
             Seam("attn_metadata.restore_from_spec_dec", attn, "restore_from_spec_dec", SiteClass.RESTORE),
             Seam("sampler.update_requests", self._executor.sampler, "update_requests", launch),
@@ -196,6 +192,22 @@ class PortableSession:
             Seam("attn_metadata.copy", attn, "create_cuda_graph_metadata", None, after=self._adopt(attn)),
             Seam("spec_metadata.copy", spec, "create_cuda_graph_metadata", None, after=self._adopt(spec)),
         ]  # fmt: skip
+
+    def _draft_seams(self, watch: Any) -> list[Seam]:
+        """Seams of what drafts: a model, the layers of one, or the automata."""
+        model, manager, launch = self._model.draft_model, self._executor.spec_resource_manager, SiteClass.LAUNCH
+        if isinstance(manager, SuffixAutomatonManager):
+            return [Seam("sa_manager.extend", manager, "extend", launch)]
+        layers = getattr(model, "mtp_layers", None)
+        pairs = [(mtp, mtp.shared_head) for mtp in layers] if layers else [(model.model, model.logits_processor)]
+        return [
+            seam
+            for drafter, head in pairs
+            for seam in (
+                Seam("draft_model.forward", drafter, "forward", launch, before=watch.drafting),
+                Seam("draft_model.logits", head, "forward", launch),
+            )
+        ]
 
     def _adopt(self, original: Any) -> Callable[..., None]:
         """A listener that gives the metadata of a graph wrappers of its own instead of the copied ones."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from reference.batch import Batch
 from reference.history import History
+from scenarios.tracer import EMPTY
 
 
 @dataclass(frozen=True)
 class DraftCall:
     """What one call of the draft model is given.
 
-    input_ids, position_ids, hidden_states  per token fed; hidden states are None where the model takes none
+    input_ids, position_ids, hidden_states  per token fed; None where the model takes none or it is unspecified
     seq_lens, kv_lens, num_contexts         what the attention metadata says by then
     updated                                 whether ``update_for_spec_dec`` has run before it
+    takes_rank_counts                       whether it is given the token counts of the ranks
     """
 
-    input_ids: list[int]
+    input_ids: list[int] | None
     position_ids: list[int]
     seq_lens: list[int]
     kv_lens: list[int]
@@ -27,6 +30,7 @@ class DraftCall:
     updated: bool = False
     use_spec_decoding: bool = True
     hidden_states: list[int] | None = None
+    takes_rank_counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,13 @@ class Drafting:
     """What a worker does with a batch whose drafts are verified.
 
     calls    its calls of the draft model
-    drafts   per row the drafts made for its next step, none where the worker makes none
+    drafts   per row the drafts made for its next step, none where the worker makes none; None if unspecified, as
+             they are for dummies where they depend on what the worker keeps for each request
     kv_lens  ``kv_lens_cuda`` after it, unless it was among the saved fields
     """
 
     calls: list[DraftCall]
-    drafts: list[list[int]]
+    drafts: list[list[int]] | None
     kv_lens: list[int]
 
 
@@ -58,6 +63,10 @@ class SpecWorker(ABC):
     def draft(self, batch: Batch) -> Drafting:
         """Draft for every row of ``batch``; with draft length 0 only ingest its tokens."""
 
-    @abstractmethod
     def draft_slots(self, history: History) -> list[int]:
-        """What the drafter's cache holds for the cached tokens of a request."""
+        """What the drafter's cache holds for the cached tokens of a request: nothing where it has none."""
+        return [EMPTY] * history.past
+
+    def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:
+        """Fields of ``updated`` with what the worker keeps for each request."""
+        return {"draft_kv": {i: self.draft_slots(history) for i, history in histories.items()}}

@@ -35,6 +35,7 @@ class LinearWorker(SpecWorker):
             kv_lens=batch.kv_lens,
             num_contexts=batch.num_contexts,
             hidden_states=[h for row in batch.rows for h in row.hidden] if self.feeds_hidden_states else None,
+            takes_rank_counts=self.feeds_hidden_states,
         )
 
     def _extend(self, batch: Batch, chains: list[Chain], i: int) -> DraftCall:
@@ -47,6 +48,7 @@ class LinearWorker(SpecWorker):
             updated=True,
             use_spec_decoding=False,
             hidden_states=[made.hidden[i - 1] for made in chains] if self.feeds_hidden_states else None,
+            takes_rank_counts=self.feeds_hidden_states,
         )
 
     def draft_slots(self, history: History) -> list[int]:

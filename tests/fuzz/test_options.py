@@ -14,7 +14,7 @@ from scenarios import WORKERS, UsageError
 
 
 def test_workers_by_any_casing() -> None:
-    assert options.workers([]) == tuple(WORKERS)
+    assert options.workers([]) == ()
     assert options.workers(["pardworker", "MTPEAGLEWORKER", "PARDWorker"]) == ("PARDWorker", "MTPEagleWorker")
     with pytest.raises(UsageError, match=r"^--worker: no worker is called 'PARD'; did you mean 'PARDWorker'\?$"):
         options.workers(["PARD"])
@@ -116,6 +116,9 @@ def test_bugs_by_id_or_museum_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.bugs([]) == ids
     assert options.bugs(["trt-01"]) == ids[:2]
     assert options.bugs(["trt-04/mtpeagleworker", "TRT-01"]) == (ids[2], *ids[:2])
+    variant = f"{ids[0]}/variant"
+    monkeypatch.setitem(BUGS, variant, Bug(variant, "K2", ids[0].partition("/")[2], "t", "r", (), lambda patch: None))
+    assert options.bugs([ids[0]]) == (ids[0], variant)
     with pytest.raises(UsageError, match=r"^--bug: no defect is called 'TRT-04/Eagle'; did you mean"):
         options.bugs(["TRT-04/Eagle"])
     assert options.bug("trt-01/pardworker", "--with-bug", "MTPEagleWorker") == ids[0]
@@ -136,6 +139,7 @@ def test_a_target_is_checked() -> None:
         "seed": 0,
     }
     assert options.target(**good).workers == tuple(WORKERS)  # type: ignore[arg-type]
+    assert options.target(**{**good, "engine": "tensorrt_llm"}).workers == tuple(WORKERS)[:4]  # type: ignore[arg-type]
     for field, value, error in (
         ("engine", "portible", "--engine: no engine is called 'portible'; did you mean 'portable'?"),
         ("device", "gpu", "--device: no device is called 'gpu'; write cpu or cuda"),

@@ -124,6 +124,16 @@ def test_a_relation_needs_any_of_what_it_compares() -> None:
     assert total.unreached == ["replay-equals-eager"]
 
 
+def test_an_invariant_that_no_worker_of_the_run_can_reach_is_none_of_its_problems() -> None:
+    one_shot = find("chunked-equals-one-shot")
+    for worker, unreached in (("MTPWorker", []), ("PARDWorker", [one_shot.slug])):
+        total = Summary((one_shot,))
+        shown = Tally(cases=1, observed=one_shot.reads)
+        for event in (replace(events()[0], workers=(worker,)), BatchFinished(worker=worker, tally=shown)):
+            total.feed(event)
+        assert total.unreached == unreached
+
+
 def test_findings_stand_whatever_else_went_wrong() -> None:
     assert summary(events(FOUND, ERROR)).status == 1
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step, check
 
 EAGLE, PARD, DRAFT_TARGET = "Eagle3OneModelWorker", "PARDWorker", "DraftTargetOneModelWorker"
+MTP, SA = "MTPWorker", "SAWorker"
 
 
 def _config(worker: str) -> Config:
@@ -24,28 +25,34 @@ def sparse(scenario: Scenario) -> Scenario:
 
 
 def served(worker: str) -> Scenario:
-    """Two requests, one of them in chunks, at changing draft lengths; then one ends and a third joins."""
-    lowest = WORKERS[worker].min_draft_len
+    """Two requests, one of them in chunks, at changing draft lengths; then one ends and a third joins.
+
+    No chunks and no changes where the worker has none.
+    """
+    config, traits = _config(worker), WORKERS[worker]
+    lowest, low = config.min_draft_len, max(2, config.min_draft_len)
+    last = max(2, config.least_history)
+    head = (Context(request=1, chunk=3),) if traits.chunked_prefill else ()
     return check(
         Scenario(
-            config=_config(worker),
-            requests=tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 7, 2))),
+            config=config,
+            requests=tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 7, last))),
             steps=(
                 Step(
                     draft_len=3,
-                    contexts=(Context(request=0, chunk=5, agree=_agree(worker, 3)), Context(request=1, chunk=3)),
+                    contexts=(Context(request=0, chunk=5, agree=_agree(worker, 3)), *head),
                 ),
                 Step(
                     draft_len=3,
-                    contexts=(Context(request=1, chunk=4, agree=_agree(worker, 2)),),
+                    contexts=(Context(request=1, chunk=4 if head else 7, agree=_agree(worker, 2)),),
                     generations=(Generation(request=0, agree=3),),
                 ),
                 Step(draft_len=3, generations=(Generation(request=1, agree=1), Generation(request=0, agree=3))),
                 Step(draft_len=lowest, generations=(Generation(request=0), Generation(request=1))),
-                Step(draft_len=2, generations=(Generation(request=0, agree=2), Generation(request=1)), finish=(0,)),
+                Step(draft_len=low, generations=(Generation(request=0, agree=2), Generation(request=1)), finish=(0,)),
                 Step(
-                    draft_len=2,
-                    contexts=(Context(request=2, chunk=2),),
+                    draft_len=low,
+                    contexts=(Context(request=2, chunk=last),),
                     generations=(Generation(request=1, agree=2),),
                 ),
                 Step(draft_len=3, generations=(Generation(request=2), Generation(request=1))),
@@ -56,16 +63,17 @@ def served(worker: str) -> Scenario:
 
 def started_up(worker: str) -> Scenario:
     """General warm-up, capture of a graph, its replay."""
+    config = _config(worker)
     return check(
         Scenario(
-            config=_config(worker),
+            config=config,
             requests=(Request(id=0, prompt_len=5), Request(id=1, prompt_len=3)),
             steps=(
                 Step(
                     phase=Phase.WARMUP,
                     draft_len=3,
                     contexts=(Context(request=None, chunk=9),),
-                    generations=(Generation(request=None, past=2, accept=3),),
+                    generations=(Generation(request=None, past=max(2, config.least_history), accept=3),),
                 ),
                 Step(
                     phase=Phase.CAPTURE,
@@ -92,18 +100,20 @@ def started_up(worker: str) -> Scenario:
 
 def failing(worker: str) -> Scenario:
     """A warm-up that runs out of memory, a served step that does, and what comes after each."""
-    calls = 1 if WORKERS[worker].parallel else 2
-    fault = Fault(site="draft_model.forward", occurrence=calls, kind=FaultKind.OOM)
+    config, traits = _config(worker), WORKERS[worker]
+    calls = 1 if traits.parallel or not traits.draft_model else 2
+    site = "draft_model.forward" if traits.draft_model else "sa_manager.extend"
+    fault = Fault(site=site, occurrence=calls, kind=FaultKind.OOM)
     return check(
         Scenario(
-            config=_config(worker),
+            config=config,
             requests=tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 3, 4))),
             steps=(
                 Step(
                     phase=Phase.WARMUP,
                     draft_len=3,
                     contexts=(Context(request=None, chunk=9),),
-                    generations=(Generation(request=None, past=2, accept=3),),
+                    generations=(Generation(request=None, past=max(2, config.least_history), accept=3),),
                     fault=fault,
                 ),
                 Step(draft_len=3, contexts=(Context(request=0, chunk=5, agree=_agree(worker, 3)),)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scenarios import Scenario, Trace
-from tests.invariants.cases import DRAFT_TARGET, EAGLE, PARD, failing, served, sparse, started_up
+from tests.invariants.cases import DRAFT_TARGET, EAGLE, MTP, PARD, SA, failing, served, sparse, started_up
 from tests.invariants.synthetic import edit, edit_step
 
 
@@ -93,6 +93,8 @@ def _lengths_of_prepared(by: int) -> Callable[[Trace], Trace]:
 MIXED, PARALLEL = served(EAGLE), served(PARD)
 STARTED, TARGET_STARTED = started_up(EAGLE), started_up(DRAFT_TARGET)
 FAILING, PARALLEL_FAILING = failing(EAGLE), failing(PARD)
+LAYERED, LAYERED_STARTED, LAYERED_FAILING = served(MTP), started_up(MTP), failing(MTP)
+TEXTUAL, TEXTUAL_FAILING = served(SA), failing(SA)
 SPARSE, SPARSE_PARALLEL, SPARSE_STARTED = sparse(MIXED), sparse(PARALLEL), sparse(STARTED)
 GRAPH_RUN = 2
 """The run of the capture itself: two warm-up runs come before."""
@@ -155,6 +157,14 @@ _KV_LENS = [
     _at("kv-lens-balanced", FAILING, 0, "failed", "kv_lens_cuda", _bump(1, by=9)),
     # The increment of a parallel drafter left alone: neither undone nor made up to the accepted count.
     _set("kv-lens-balanced", PARALLEL_FAILING, 0, "failed", "kv_lens_cuda", [9, 9]),
+    # Layers that are left the lengths of the target, and lengths that are counted back again after them.
+    _set("kv-lens-balanced", LAYERED, 3, "draft[0]", "kv_lens_cuda", [17, 13]),
+    _at("kv-lens-balanced", LAYERED, 2, "draft[2]", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", LAYERED, 3, "restored", "kv_lens_cuda", _bump(1)),
+    _at("kv-lens-balanced", LAYERED_STARTED, 1, "restored", "kv_lens_cuda", _bump(1, by=-3)),
+    _set("kv-lens-balanced", LAYERED_FAILING, 0, "failed", "kv_lens_cuda", [9, 4]),
+    _at("kv-lens-balanced", TEXTUAL, 2, "restored", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", TEXTUAL_FAILING, 0, "failed", "kv_lens_cuda", _bump(1)),
     _at("warmup-fixed-point", STARTED, 1, "entered", "kv_lens_cuda", _bump(0, by=3), 1),
     _set("warmup-fixed-point", STARTED, 1, "entered", "_seq_lens", [1, 1], GRAPH_RUN),
     _at("host-kv-lens-consistent", MIXED, 1, "prepared", "kv_lens", _bump(0, by=-2)),
@@ -269,6 +279,25 @@ _KV_CACHE = [
     _at("kv-ledger-equals-reference", FAILING, 0, "failed", "free_blocks", lambda n: n - 1),
     _at("kv-content-equals-reference", MIXED, 2, "updated", "draft_kv", _put(0, [0])),
     _at("kv-content-equals-reference", MIXED, 2, "updated", "target_kv", lambda kv: {0: kv[1], 1: kv[0]}),
+    # A layer without a cache of its own.
+    _at("kv-content-equals-reference", LAYERED, 1, "updated", "draft_layers_kv", lambda kv: {**kv, 0: kv[0][:2]}),
+]
+
+_HISTORY = [
+    # One token too many or too few is shifted in, the hidden states stay behind, rows of two requests are exchanged.
+    _at("pools-match-history", LAYERED, 2, "updated", "mtp_past_tokens", lambda p: {**p, 1: [*p[1][1:], 7]}),
+    _at("pools-match-history", LAYERED, 2, "updated", "mtp_past_hidden_states", lambda p: {**p, 0: [0, *p[0][:-1]]}),
+    _at("pools-match-history", LAYERED, 5, "updated", "mtp_past_tokens", lambda p: {1: p[2], 2: p[1]}),
+    _at("layers-look-ahead", LAYERED, 2, "updated", "draft_layers_kv", lambda kv: {**kv, 1: [kv[1][0]] * 3}),
+    _at("layers-look-ahead", LAYERED, 3, "updated", "draft_layers_kv", lambda kv: {0: kv[1], 1: kv[0]}),
+    _at("layers-look-ahead", LAYERED, 0, "updated", "draft_layers_kv", lambda kv: {0: [[*s[:-1], 9] for s in kv[0]]}),
+    _at("automaton-holds-text", TEXTUAL, 3, "updated", "automaton", lambda texts: {**texts, 0: texts[0][:-1]}),
+    # A prompt that is known as far as its first chunk, and a token sampled in its middle.
+    _at("automaton-holds-text", TEXTUAL, 0, "updated", "automaton", lambda texts: {**texts, 1: texts[1][:3]}),
+    _at("automaton-holds-text", TEXTUAL, 0, "updated", "automaton", lambda texts: {**texts, 1: [*texts[1], 5]}),
+    _at("automaton-holds-text", TEXTUAL, 5, "updated", "automaton", lambda texts: {**texts, 0: [1]}),
+    _at("history-equals-reference", LAYERED, 2, "updated", "mtp_past_hidden_states", lambda p: {0: p[1], 1: p[0]}),
+    _at("history-equals-reference", TEXTUAL, 2, "updated", "automaton", lambda texts: {0: texts[0]}),
 ]
 
 _OUTPUT = [
@@ -287,9 +316,23 @@ _RELATIONS = [
     _set("startup-leaves-no-trace", STARTED, 2, "prepared", "all_rank_num_tokens", [13]),
     _at("batch-equals-requests-alone", MIXED, 2, "updated", "emitted", lambda e: {**e, 1: e[1][:-1]}),
     _at("batch-equals-requests-alone", MIXED, 1, "updated", "draft_kv", _put(0, [0])),
+    _at("batch-equals-requests-alone", LAYERED, 3, "updated", "mtp_past_tokens", lambda p: {0: p[1], 1: p[0]}),
+    _at("batch-equals-requests-alone", TEXTUAL, 3, "updated", "automaton", _put(0, [0])),
     _at("row-order-does-not-matter", MIXED, 2, "updated", "py_rewind_len", _put(0, 1)),
     _at("chunked-equals-one-shot", MIXED, 1, "updated", "draft_kv", _put(1, [0])),
+    _at("chunked-equals-one-shot", TEXTUAL, 1, "updated", "automaton", _put(1, [0])),
     _at("chunked-equals-one-shot", MIXED, 6, "updated", "emitted", _put(1, [])),
 ]  # fmt: skip
 
-MUTATIONS = [*_LIFECYCLE, *_COUNTERS, *_KV_LENS, *_ROWS, *_SPARSE, *_ACCEPTANCE, *_KV_CACHE, *_OUTPUT, *_RELATIONS]
+MUTATIONS = [
+    *_LIFECYCLE,
+    *_COUNTERS,
+    *_KV_LENS,
+    *_ROWS,
+    *_SPARSE,
+    *_ACCEPTANCE,
+    *_KV_CACHE,
+    *_HISTORY,
+    *_OUTPUT,
+    *_RELATIONS,
+]

@@ -95,9 +95,9 @@ def _dress_step(
     owner = f"graph{len(step.rows), step.draft_len}" if graph else f"step{taken.index}"
     kv = "graphs.kv" if graph else "kv"
     objects = {"_seq_lens": f"{owner}.lens", "_seq_lens_cuda": f"{owner}.cuda", "kv_lens_cuda": kv}
-    # A failing step gets as far as its second draft call or its only one, where a parallel drafter completes its
-    # rewind and saved lengths come back, as they do in the sub-step after the forward.
-    last = "draft[1]" if taken.find("draft[1]") else "draft[0]"
+    # A failing step gets as far as its second draft call, its only one or, without any, its acceptance. A parallel
+    # drafter then completes its rewind and saved lengths come back, as they do in the sub-step after the forward.
+    last = next(name for name in ("draft[1]", "draft[0]", "verified") if taken.find(name) or name == "verified")
     saved = taken.find("saved")
     kept = saved is not None and "kv_lens_cuda" in saved["_saved_tensors"]
     kv_after = taken.find("restored" if parallel or kept else last)

@@ -12,13 +12,14 @@ import pytest
 import reference
 from invariants import Predicate, Verdict, all_invariants, verify
 from scenarios import FIELDS, WORKERS, Scenario, Trace
-from tests.invariants.cases import EAGLE, PARD, failing, served, sparse, started_up
+from tests.invariants.cases import EAGLE, MTP, PARD, SA, failing, served, sparse, started_up
 from tests.invariants.mutations import MUTATIONS, Mutation
 from tests.invariants.synthetic import dressed, edit, edit_step
 
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
 FEW = [make(worker) for worker in (EAGLE, PARD) for make in (served, started_up, failing)] + SPARSE
+FEW += [served(MTP), served(SA)]
 
 
 @cache
@@ -116,6 +117,14 @@ def test_a_failure_before_anything_is_accepted_leaves_the_lengths_alone() -> Non
     trace = edit_step(dressed(scenario), 0, substeps=(prepared, entered, failed))
     assert [v.step for v in verify(scenario, lambda _: trace, relations=False).violations] == [0]
     trace = edit(trace, 0, "failed", "kv_lens_cuda", lambda _: prepared["kv_lens_cuda"])
+    assert verify(scenario, lambda _: trace, relations=False).violations == ()
+
+
+@pytest.mark.parametrize("worker", [PARD, MTP, SA])
+def test_a_failure_before_the_one_move_of_the_lengths_leaves_them_alone(worker: str) -> None:
+    scenario = failing(worker)
+    prepared = dressed(scenario).steps[0].substeps[0]
+    trace = edit(dressed(scenario), 0, "failed", "kv_lens_cuda", lambda _: prepared["kv_lens_cuda"])
     assert verify(scenario, lambda _: trace, relations=False).violations == ()
 
 

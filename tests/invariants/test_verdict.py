@@ -11,8 +11,8 @@ import pytest
 import reference
 from invariants import Tally, Verdict, all_invariants, verify
 from invariants.check import difference
-from scenarios import Trace, UsageError
-from tests.invariants.cases import EAGLE, failing, served
+from scenarios import Scenario, Trace, UsageError
+from tests.invariants.cases import EAGLE, MTP, failing, served, started_up
 from tests.invariants.synthetic import dressed, edit, edit_step
 
 MIXED, FAILING = served(EAGLE), failing(EAGLE)
@@ -72,6 +72,23 @@ def test_a_relation_compares_as_far_as_both_runs_went() -> None:
     assert [v.step for v in verdict.violations] == [3, 4, 6]
     assert verdict.first is not None
     assert verdict.first.message == "the step ended ok, in the twin never run"
+
+
+def test_a_relation_does_not_compare_what_is_drafted_for_dummies_where_that_is_not_specified() -> None:
+    scenario, slug = started_up(MTP), "startup-leaves-no-trace"
+
+    def run(asked: Scenario, field: str) -> Trace:
+        # The capture is kept, as its graph is replayed; the warm-up before it is not in the twin.
+        step = len(asked.steps) - 4
+        restored = dressed(asked).steps[step].find("restored")
+        assert restored is not None
+        changed = replace(restored, fields={**restored.fields, field: [step]})
+        substeps = tuple(changed if s is restored else s for s in dressed(asked).steps[step].substeps)
+        return edit_step(dressed(asked), step, substeps=substeps)
+
+    assert not verify(scenario, lambda asked: run(asked, "next_draft_tokens"), only=[slug]).violations
+    (found,) = verify(scenario, lambda asked: run(asked, "worker_state"), only=[slug]).violations
+    assert (found.step, found.field) == (1, "worker_state")
 
 
 def test_only_the_asked_invariants_are_counted() -> None:

@@ -34,6 +34,11 @@ def _fills(worker: str, request: int, chunk: int, agree: int = 0) -> Context:
     return Context(request=request, chunk=chunk, agree=agree if WORKERS[worker].drafts_for_contexts else 0)
 
 
+def _short(worker: str) -> int:
+    """A prompt of two tokens, or of as many as the worker needs."""
+    return max(2, Config(worker=worker, max_draft_len=K).least_history)
+
+
 def out_of_memory(worker: str) -> Scenario:
     """General warm-up fails in the draft loop, and a request is served."""
     fault = Fault(site="draft_model.forward", occurrence=1 if WORKERS[worker].parallel else 2, kind=FaultKind.OOM)
@@ -41,8 +46,8 @@ def out_of_memory(worker: str) -> Scenario:
     return _scenario(
         worker,
         Step(phase=Phase.WARMUP, draft_len=K, contexts=dummies, generations=(DUMMY,), fault=fault),
-        Step(draft_len=K, contexts=(_fills(worker, 0, 2),)),
-        prompts=(2,),
+        Step(draft_len=K, contexts=(_fills(worker, 0, _short(worker)),)),
+        prompts=(_short(worker),),
     )
 
 
@@ -83,10 +88,10 @@ def mixed(worker: str) -> Scenario:
     return _scenario(
         worker,
         Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
-        Step(draft_len=K, contexts=(_fills(worker, 1, 2),), generations=(Generation(request=0, agree=K),)),
+        Step(draft_len=K, contexts=(_fills(worker, 1, _short(worker)),), generations=(Generation(request=0, agree=K),)),
         Step(draft_len=K, generations=(Generation(request=0, agree=K), Generation(request=1, agree=1))),
         Step(draft_len=K, generations=(Generation(request=1), Generation(request=0))),
-        prompts=(5, 2),
+        prompts=(5, _short(worker)),
     )
 
 
@@ -122,6 +127,17 @@ def replayed(worker: str) -> Scenario:
         again,
         again,
         prompts=(9,),
+    )
+
+
+def replayed_by_another(worker: str) -> Scenario:
+    """A graph is captured and replayed for the second of two requests."""
+    return _scenario(
+        worker,
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5), _fills(worker, 1, 9))),
+        Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=1),)),
+        prompts=(5, 9),
     )
 
 
@@ -262,6 +278,8 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     # A worker is named where it needs a scenario of its own.
     "SGL-01": warm_up_and_serve,
     "SGL-06": mixed,
+    "SGL-06/history": mixed,
+    "SGL-06/text": mixed,
     "SGL-06/verified-id": mixed,
     "SGL-10": replayed,
     "TRT-01": out_of_memory,
@@ -287,6 +305,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-24": chunked,
     "TRT-25": mixed,
     "TRT-26": generate,
+    "TRT-26/history": generate,
     "TRT-27": mixed,
     "TRT-32": prompt,
     "TRT-33": prompt,
@@ -305,10 +324,12 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-77": generate,
     "TRT-77/worker": generate,
     "TRT-85": replayed,
+    "TRT-85/slots": replayed_by_another,
     "TRT-88": replayed,
     "TRT-93": prompt,
     "TRT-94": chunked,
     "VLL-02": generate,
+    "VLL-02/inputs": generate,
     "VLL-11": replayed,
     "VLL-11/Eagle3OneModelWorker": replayed_without_drafts,
     "VLL-12": replayed,
@@ -316,6 +337,8 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "VLL-20": full_pages,
     "VLL-22": no_drafts_between,
     "VLL-23": generate,
+    "VLL-23/positions": generate,
+    "VLL-23/text": generate,
 }
 
 

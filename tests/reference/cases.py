@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from reference import trace
 from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, StepTrace, Substep, check
 
-EAGLE3, MTP_EAGLE, DRAFT_TARGET, PARD = WORKERS
-LINEAR = [EAGLE3, MTP_EAGLE, DRAFT_TARGET]
-ALL = [*LINEAR, PARD]
+EAGLE3, MTP_EAGLE, DRAFT_TARGET = LINEAR = [
+    "Eagle3OneModelWorker",
+    "MTPEagleWorker",
+    "DraftTargetOneModelWorker",
+]
+PARD, MTP, SA = "PARDWorker", "MTPWorker", "SAWorker"
+ALL = sorted(WORKERS)
+SPARSE = [worker for worker in ALL if WORKERS[worker].sparse]
+"""Workers that run on a sparse backend."""
 
 
 def configuration(worker: str, max_draft_len: int, index_topk: int = 0, **sizes: int) -> Config:
@@ -65,20 +73,27 @@ def at(step: StepTrace, name: str, run: int = 0) -> Substep:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, *, eager_drafter: bool = False, index_topk: int | None = None) -> Scenario:
+def scenarios(
+    draw: st.DrawFn,
+    workers: Sequence[str] = ALL,
+    *,
+    eager_drafter: bool = False,
+    index_topk: int | None = None,
+) -> Scenario:
     """Start-up with dummies, then up to three requests in chunks; ``eager_drafter`` always agrees to all drafts.
 
-    Dense for ``index_topk`` 0, sparse for others, either when it is None.
+    Dense for ``index_topk`` 0, sparse for others, either when it is None and the worker can.
     """
-    traits = draw(st.sampled_from(sorted(WORKERS.values(), key=lambda traits: traits.name)))
+    traits = WORKERS[draw(st.sampled_from(workers))]
     longest = draw(st.integers(1, 4))
-    topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None else index_topk
+    topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None and traits.sparse else index_topk or 0
     config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)))
-    requests = [Request(id=i, prompt_len=draw(st.integers(1, 7))) for i in range(draw(st.integers(1, 3)))]
+    prompt_lens = st.integers(max(1, config.least_history), 7)
+    requests = [Request(id=i, prompt_len=draw(prompt_lens)) for i in range(draw(st.integers(1, 3)))]
     left = {request.id: request.prompt_len for request in requests}
     steps = draw(st.lists(_startup(config), max_size=2))
     for _ in range(draw(st.integers(2, 6))):
-        k = draw(st.integers(traits.min_draft_len, longest))
+        k = draw(st.integers(config.min_draft_len, longest))
 
         def agree(k: int = k) -> int:
             return k if eager_drafter else draw(st.integers(0, k))
@@ -86,7 +101,8 @@ def scenarios(draw: st.DrawFn, *, eager_drafter: bool = False, index_topk: int |
         contexts, generations = [], []
         for i in draw(st.permutations(sorted(left))):
             if left[i] and draw(st.integers(0, 3)):
-                chunk = left[i] if draw(st.booleans()) else draw(st.integers(1, left[i]))
+                whole = not traits.chunked_prefill or draw(st.booleans())
+                chunk = left[i] if whole else draw(st.integers(1, left[i]))
                 left[i] -= chunk
                 contexts.append(Context(request=i, chunk=chunk, agree=agree() if traits.drafts_for_contexts else 0))
             elif not left[i]:
@@ -104,7 +120,11 @@ def _startup(draw: st.DrawFn, config: Config) -> Step:
     phase = draw(st.sampled_from([Phase.WARMUP, Phase.CAPTURE]))
     chunks = draw(st.lists(st.integers(1, 4), max_size=2)) if phase is Phase.WARMUP else []
     dummy = st.builds(
-        Generation, request=st.none(), agree=st.integers(0, k), past=st.integers(0, 6), accept=st.integers(1, k + 1)
+        Generation,
+        request=st.none(),
+        agree=st.integers(0, k),
+        past=st.integers(config.least_history, 6),
+        accept=st.integers(1, k + 1),
     )
     generations = draw(st.lists(dummy, min_size=0 if chunks else 1, max_size=2))
     contexts = tuple(Context(request=None, chunk=chunk) for chunk in chunks)

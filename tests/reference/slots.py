@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ class Pools:
         self.draft: dict[int, int] = {}
         self.target_indexer: dict[int, int] = {}
         self.draft_indexer: dict[int, int] = {}
+        self.layers: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        """The drafter's main cache, if each of its layers has one of its own."""
 
 
 class Fed(NamedTuple):
@@ -88,6 +91,18 @@ class Model:
             own = term(t.slot + 1, entry(t.position + 1, t.token))
         return choose((2 * (hidden + own) - digest) % PRIME), digest
 
+    def layer(self, i: int, tokens: Sequence[Fed], hidden: Sequence[int]) -> list[tuple[int, int]]:
+        """Choice and hidden state of each token, by layer ``i`` of vanilla MTP, in dense attention."""
+        for t in tokens:
+            self.rows[t.row].layers[i][t.slot] = entry(t.position, t.token)
+        return [self._layer(i, t, h) for t, h in zip(tokens, hidden, strict=True)]
+
+    def _layer(self, i: int, t: Fed, hidden: int) -> tuple[int, int]:
+        row = self.rows[t.row]
+        digest = self._digest(_shifted(row.layers[i], row.target, t.slot + 2 + i, 1 + i), ())
+        own = term(t.slot + 1 + i, entry(t.position + 1 + i, t.token))
+        return choose((2 * (hidden + own) - digest) % PRIME), digest
+
     def unshifted(self, tokens: Sequence[Fed]) -> list[int]:
         """Choice of each token, by a drafter with shift 0."""
         self._write_draft(tokens)
@@ -128,9 +143,9 @@ def _unshifted(draft: dict[int, int], target: dict[int, int], count: int) -> lis
     return [draft.get(u, EMPTY) or target.get(u, EMPTY) for u in range(count)]
 
 
-def _shifted(draft: dict[int, int], target: dict[int, int], count: int) -> list[int]:
-    tokens = [target.get(0, EMPTY)]
-    for u in range(1, count):
-        fields = entry_fields(draft.get(u - 1, EMPTY))
-        tokens.append(target.get(u, EMPTY) if fields is None else entry(fields[0] + 1, fields[1]))
+def _shifted(draft: dict[int, int], target: dict[int, int], count: int, shift: int = 1) -> list[int]:
+    tokens = [target.get(u, EMPTY) for u in range(shift)]
+    for u in range(shift, count):
+        fields = entry_fields(draft.get(u - shift, EMPTY))
+        tokens.append(target.get(u, EMPTY) if fields is None else entry(fields[0] + shift, fields[1]))
     return tokens

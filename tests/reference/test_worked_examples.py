@@ -16,7 +16,7 @@ from reference.history import Text
 from reference.workers.linear import shifted
 from scenarios import Config, Context, Generation, Phase, Request, Scenario, Step, Substep, check
 from scenarios.tracer import EMPTY, MASK_TOKEN, PAD_TOKEN, entry
-from tests.reference.cases import ALL, DRAFT_TARGET, EAGLE3, LINEAR, MTP_EAGLE, PARD, at, last_step, serve
+from tests.reference.cases import ALL, DRAFT_TARGET, EAGLE3, LINEAR, MTP, MTP_EAGLE, PARD, at, last_step, serve
 
 
 def counters(substep: Substep) -> list[int]:
@@ -288,8 +288,11 @@ def test_pard_never_sees_the_first_generated_token() -> None:
 
 
 @pytest.mark.parametrize("worker", ALL)
-def test_hidden_states_are_fed_to_the_eagle_family_only(worker: str) -> None:
+def test_hidden_states_are_fed_to_the_eagle_family_and_mtp_only(worker: str) -> None:
     calls = list(serve(worker).named("draft"))
-    fed = worker in (EAGLE3, MTP_EAGLE)
-    assert all(("hidden_states" in call) == ("draft_all_rank_num_tokens" in call) == fed for call in calls)
+    fed = worker in (EAGLE3, MTP_EAGLE, MTP)
+    assert all(("hidden_states" in call) == fed for call in calls)
     assert all(len(call["hidden_states"]) == len(call["input_ids"]) for call in calls if fed)
+    # The layers of vanilla MTP are not told how many tokens other ranks have.
+    told = worker in (EAGLE3, MTP_EAGLE)
+    assert all(("draft_all_rank_num_tokens" in call) == told for call in calls)

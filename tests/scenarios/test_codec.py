@@ -65,7 +65,8 @@ def possible_scenarios(draw: st.DrawFn) -> Scenario:
     """A prompt or two and what could come next, one row at a time."""
     worker = draw(st.sampled_from(sorted(WORKERS)))
     config = Config(worker=worker, max_draft_len=draw(st.integers(1, 3)), seed=draw(st.integers(0, 9)))
-    requests = tuple(Request(id=i, prompt_len=draw(st.integers(1, 9))) for i in range(draw(st.integers(1, 2))))
+    lengths = st.integers(max(1, config.least_history), 9)
+    requests = tuple(Request(id=i, prompt_len=draw(lengths)) for i in range(draw(st.integers(1, 2))))
     schedule, done = Schedule(config, requests), []
     for _ in range(draw(st.integers(1, 4))):
         k = draw(st.integers(config.min_draft_len, config.max_draft_len))
@@ -80,7 +81,8 @@ def possible_scenarios(draw: st.DrawFn) -> Scenario:
         )
         state = schedule.requests[request]
         if state.in_context:
-            chunk = draw(st.integers(1, state.prompt_len - state.past))
+            left = state.prompt_len - state.past
+            chunk = draw(st.integers(1, left)) if config.traits.chunked_prefill else left
             row = Context(request=request, chunk=chunk, agree=agree if config.traits.drafts_for_contexts else 0)
             step = Step(draft_len=k, contexts=(row,), fault=fault)
         else:

@@ -39,6 +39,11 @@ def test_extra_tokens_are_room_for_the_draft_loop(worker: str, max_draft_len: in
     assert Config(worker=worker, max_draft_len=max_draft_len).num_extra_kv_tokens == extra
 
 
+@pytest.mark.parametrize(("worker", "least"), [("Eagle3OneModelWorker", 0), ("MTPWorker", 3)])
+def test_a_drafter_that_is_fed_the_last_tokens_again_needs_them(worker: str, least: int) -> None:
+    assert Config(worker=worker, max_draft_len=3).least_history == least
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_start_up_is_warmup_and_capture(phase: Phase) -> None:
     assert phase.is_startup == (phase in (Phase.WARMUP, Phase.CAPTURE))

@@ -28,10 +28,20 @@ INVALID_PROMPT_LOOKAHEAD_TOKEN: Final = -1
 class SpeculativeDecodingMode(IntEnum):
     """The one-model modes of this engine."""
 
+    MTP = auto()
     MTP_EAGLE_ONE_MODEL = auto()
     EAGLE3_ONE_MODEL = auto()
+    SA = auto()
     DRAFT_TARGET_ONE_MODEL = auto()
     PARD = auto()
+
+    def is_mtp_vanilla(self) -> bool:
+        """Whether K MTP layers draft one token each."""
+        return self is SpeculativeDecodingMode.MTP
+
+    def is_sa(self) -> bool:
+        """Whether a suffix automaton of the request's own text drafts."""
+        return self is SpeculativeDecodingMode.SA
 
     def is_mtp_eagle_one_model(self) -> bool:
         """Whether one MTP layer drafts, fed with the target's hidden states."""
@@ -62,6 +72,11 @@ class DecodingConfig:
         if self.spec_dec_mode.is_parallel_draft():
             return 2 * runtime_draft_len
         return runtime_draft_len + 1
+
+    @property
+    def num_draft_layers(self) -> int:
+        """Layers of the KV cache that belong to the drafter."""
+        return self.max_draft_len if self.spec_dec_mode.is_mtp_vanilla() else 1
 
     @property
     def max_total_draft_tokens(self) -> int:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS
+from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, Steering
+from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.draft_target import DraftTargetOneModelSpecMetadata, DraftTargetOneModelWorker
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, Eagle3OneModelWorker
 from engines.portable.speculative.interface import (
@@ -15,33 +16,66 @@ from engines.portable.speculative.interface import (
     SpeculativeDecodingMode,
     SpecWorkerBase,
 )
-from engines.portable.speculative.mtp import MTPEagleWorker
+from engines.portable.speculative.mtp import MTPEagleWorker, MTPHiddenStatesManager, MTPSpecMetadata, MTPWorker
 from engines.portable.speculative.pard import PARDSpecMetadata, PARDWorker
+from engines.portable.speculative.sa_worker import SASpecMetadata, SAWorker
+from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
+from engines.tracer import Tracer
 
 MODES = {
     "Eagle3OneModelWorker": SpeculativeDecodingMode.EAGLE3_ONE_MODEL,
     "MTPEagleWorker": SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL,
     "DraftTargetOneModelWorker": SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL,
     "PARDWorker": SpeculativeDecodingMode.PARD,
+    "MTPWorker": SpeculativeDecodingMode.MTP,
+    "SAWorker": SpeculativeDecodingMode.SA,
 }
 """Mode of each worker, by the worker's class name."""
 
 
+def get_spec_resource_manager(
+    spec_config: DecodingConfig,
+    *,
+    num_slots: int,
+    max_num_requests: int,
+    max_seq_len: int,
+    tracer: Tracer,
+    steering: Steering,
+    device: torch.device,
+) -> SpecResourceManager | None:
+    """The manager of what the mode's worker keeps per request; None if it keeps nothing."""
+    mode, max_draft_len = spec_config.spec_dec_mode, spec_config.max_draft_len
+    if mode.is_mtp_vanilla():
+        return MTPHiddenStatesManager(max_draft_len, HIDDEN_SIZE, num_slots, device)
+    if mode.is_sa():
+        return SuffixAutomatonManager(tracer, steering, max_draft_len, num_slots, max_num_requests, max_seq_len, device)
+    return None
+
+
 def get_spec_metadata(
-    spec_config: DecodingConfig, max_num_requests: int, max_num_tokens: int, device: torch.device
+    spec_config: DecodingConfig,
+    max_num_requests: int,
+    max_num_tokens: int,
+    device: torch.device,
+    spec_resource_manager: Any = None,
 ) -> SpecMetadata:
     """The metadata that the mode's worker works on."""
     mode = spec_config.spec_dec_mode
+    common: dict[str, Any] = {
+        "max_num_requests": max_num_requests,
+        "max_num_tokens": max_num_tokens,
+        "device": device,
+    }
     if mode is SpeculativeDecodingMode.PARD:
-        return PARDSpecMetadata(max_num_requests=max_num_requests, max_num_tokens=max_num_tokens, device=device)
+        return PARDSpecMetadata(**common)
     if mode is SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL:
-        return DraftTargetOneModelSpecMetadata(
-            max_num_requests=max_num_requests, max_num_tokens=max_num_tokens, device=device
-        )
+        return DraftTargetOneModelSpecMetadata(**common)
+    if mode.is_mtp_vanilla():
+        return MTPSpecMetadata(**common, mtp_hidden_states_manager=spec_resource_manager)
+    if mode.is_sa():
+        return SASpecMetadata(**common, sa_manager=spec_resource_manager)
     return Eagle3OneModelSpecMetadata(
-        max_num_requests=max_num_requests,
-        max_num_tokens=max_num_tokens,
-        device=device,
+        **common,
         hidden_size=HIDDEN_SIZE,
         layers_to_capture=() if mode.is_mtp_eagle_one_model() else tuple(range(NUM_LAYERS)),
     )
@@ -54,6 +88,8 @@ def get_spec_worker(spec_config: DecodingConfig) -> SpecWorkerBase:
         SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPEagleWorker,
         SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL: DraftTargetOneModelWorker,
         SpeculativeDecodingMode.PARD: PARDWorker,
+        SpeculativeDecodingMode.MTP: MTPWorker,
+        SpeculativeDecodingMode.SA: SAWorker,
     }
     worker: SpecWorkerBase = workers[spec_config.spec_dec_mode](spec_config)
     return worker

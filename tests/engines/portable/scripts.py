@@ -36,22 +36,35 @@ def scenario(worker: str, prompts: Sequence[int], *steps: Step, **options: Any) 
 
 
 def mixed(worker: str, draft_len: int, *, replay: bool = False, agree: int | None = None) -> Scenario:
-    """Prefill, chunked prefill and generations in one batch, joining one by one; then generations alone."""
+    """Prefill, chunked prefill and generations in one batch, joining one by one; then generations alone.
+
+    A worker that takes no chunks computes the second prompt at once, in the second step.
+    """
     k = draft_len if agree is None else agree
-    startup = (Step(phase=Phase.CAPTURE, draft_len=draft_len, generations=dummies(2, 9, accept=2)),) if replay else ()
+    startup = (Step(phase=Phase.CAPTURE, draft_len=draft_len, generations=dummies(3, 9, accept=2)),) if replay else ()
+    first, rest = ((context(worker, 1, 4, k),), 3) if WORKERS[worker].chunked_prefill else ((), 7)
     last = Phase.REPLAY if replay else Phase.EAGER
     return scenario(
         worker,
         (5, 7, 6),
         *startup,
-        Step(draft_len=draft_len, contexts=(context(worker, 0, 5, k), context(worker, 1, 4, k))),
-        Step(draft_len=draft_len, contexts=(context(worker, 1, 3, k),), generations=generations([0], k)),
+        Step(draft_len=draft_len, contexts=(context(worker, 0, 5, k), *first)),
+        Step(draft_len=draft_len, contexts=(context(worker, 1, rest, k),), generations=generations([0], k)),
         Step(draft_len=draft_len, contexts=(context(worker, 2, 6, k),), generations=generations([1, 0], k)),
         Step(draft_len=draft_len, generations=generations([0, 2, 1], k), finish=(1,)),
         Step(draft_len=draft_len, generations=generations([2, 0], k), phase=last),
         Step(draft_len=draft_len, generations=generations([0, 2], k), phase=last),
         max_draft_len=draft_len,
     )
+
+
+def believed(worker: str, draft_len: int) -> list[list[int]]:
+    """What each row of each served step of ``mixed`` accepts when the drafter always agrees."""
+    full = draft_len + 1
+    # A drafter that makes none for contexts is believed one step later.
+    first = full if WORKERS[worker].drafts_for_contexts else 1
+    prefill = [1, 1] if WORKERS[worker].chunked_prefill else [1]
+    return [prefill, [1, first], [1, first, full], [full, first, full], [full] * 2, [full] * 2]
 
 
 def accepted(trace: Trace) -> list[list[int]]:
@@ -63,6 +76,12 @@ def accepted(trace: Trace) -> list[list[int]]:
 def updated(trace: Trace, field: str) -> Any:
     """A field after the last step."""
     return trace.steps[-1].substeps[-1][field]
+
+
+def results(trace: Trace) -> dict[str, Any]:
+    """What the last step leaves: text, what requests own but for which pages, and all that is kept of them."""
+    steps = ("py_rewind_len", "py_num_accepted_draft_tokens", "kv_blocks")
+    return {name: value for name, value in trace.steps[-1].substeps[-1].fields.items() if name not in steps}
 
 
 def go(case: Scenario, **options: Any) -> Trace:

@@ -15,11 +15,14 @@ from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequest
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
+from scenarios import WORKERS as TRAITS
 
 CPU = torch.device("cpu")
 MASK = 99
 WORKERS = tuple(MODES)
 LINEAR = WORKERS[:3]
+CHUNKED = tuple(w for w in WORKERS if TRAITS[w].chunked_prefill)
+SPARSE = tuple(w for w in WORKERS if TRAITS[w].sparse)
 
 
 def ints(values: Sequence[Any], dtype: torch.dtype = torch.int32) -> Tensor:

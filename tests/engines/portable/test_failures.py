@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engines.base import SEAMS, TORCH
+from scenarios import WORKERS as TRAITS
 from scenarios import Fault, FaultKind, Phase, Scenario, Step, StepTrace
 from tests.engines.portable.scripts import ENGINE, context, dummies, generations, go, scenario
 from tests.engines.portable.support import WORKERS
@@ -41,7 +42,7 @@ def check_failed(worker: str, failed: StepTrace) -> None:
         assert last["kv_lens_cuda"] in ends
 
 
-@pytest.mark.parametrize(("worker", "draft_len"), list(zip(WORKERS, (2, 1, 1, 1))))
+@pytest.mark.parametrize(("worker", "draft_len"), list(zip(WORKERS, (2, 1, 1, 1, 2, 1), strict=True)))
 def test_wherever_a_call_fails_the_next_step_does_not_notice(worker: str, draft_len: int) -> None:
     """Out of memory in the general warm-up, at each call in turn, on one engine (PR #16382).
 
@@ -52,7 +53,7 @@ def test_wherever_a_call_fails_the_next_step_does_not_notice(worker: str, draft_
     case = scenario(worker, (), step, max_draft_len=2)
     sites = go(case, observe=False, record=(SEAMS, TORCH)).steps[0].sites
     faults = [Fault(site=site, occurrence=n, kind=FaultKind.OOM) for site in sites for n in range(1, sites[site] + 1)]
-    assert len(faults) > 100
+    assert len(faults) > 50
     session = ENGINE.open(case.config)
     clean = seen(session.step(step))
     for number, fault in enumerate(faults):
@@ -69,7 +70,8 @@ def test_wherever_a_call_fails_the_next_step_does_not_notice(worker: str, draft_
 
 def served(worker: str, fault: Fault | None, *, fails: bool = True) -> Scenario:
     """One request is prefilled, a second joins it in the step that fails, two others follow."""
-    joined = Step(draft_len=2, contexts=(context(worker, 1, 3),), generations=generations([0], 1), fault=fault)
+    chunk = 3 if TRAITS[worker].chunked_prefill else 5
+    joined = Step(draft_len=2, contexts=(context(worker, 1, chunk),), generations=generations([0], 1), fault=fault)
     return scenario(
         worker,
         (4, 5, 3, 6),
@@ -86,7 +88,7 @@ def served(worker: str, fault: Fault | None, *, fails: bool = True) -> Scenario:
 def test_wherever_a_served_step_fails_the_next_ones_do_not_notice(worker: str) -> None:
     twin = [seen(step) for step in go(served(worker, None, fails=False)).steps[1:]]
     sites = go(served(worker, None), observe=False, record=(SEAMS,)).steps[1].sites
-    assert len(sites) == 13
+    assert len(sites) == {"MTPWorker": 12, "SAWorker": 9}.get(worker, 13)
     for site, count in sites.items():
         for occurrence in range(1, count + 1):
             fault = Fault(site=site, occurrence=occurrence, kind=FaultKind.ERROR)

@@ -27,7 +27,7 @@ def generation(request_id: int, past: int, drafts: list[int]) -> LlmRequest:
 def dummy(request_id: int, past: int, width: int) -> LlmRequest:
     """A generation that accepts 3 tokens of K = 3."""
     drafts = dummy_drafts(past, 3, 3) + [PAD_TOKEN] * (width - 3)
-    return LlmRequest(request_id, [DUMMY_TOKEN] * past, generated=[DUMMY_TOKEN], py_draft_tokens=drafts)
+    return LlmRequest(request_id, [DUMMY_TOKEN] * past, generated=[DUMMY_TOKEN], is_dummy=True, py_draft_tokens=drafts)
 
 
 def granted(engine: PyTorchModelEngine, contexts: list[LlmRequest], gens: list[LlmRequest]) -> ScheduledRequests:
@@ -85,7 +85,8 @@ def test_inputs_stay_in_their_buffers() -> None:
 def test_each_forward_of_a_capture_finds_what_prepare_wrote(
     worker: str, warmup_runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of(worker, graph_warmup_runs=warmup_runs)
+    executor = create_py_executor(Config(worker=worker, max_draft_len=3, graph_warmup_runs=warmup_runs), CPU)
+    engine = executor.model_engine
     width = engine.spec_config.max_total_draft_tokens
     seen: list[list[int]] = []
     forward = engine.model.forward
@@ -95,7 +96,8 @@ def test_each_forward_of_a_capture_finds_what_prepare_wrote(
         return forward(**kwargs)
 
     monkeypatch.setattr(engine.model, "forward", watched)
-    batch = granted(engine, [], [dummy(1, 3, width), dummy(2, 6, width)])
+    batch = ScheduledRequests(generation_requests=(dummy(1, 3, width), dummy(2, 6, width)))
+    executor._prepare_resources(batch)
     outputs = engine.forward(batch, 3, capture=True)
     assert outputs["new_tokens_lens"].tolist() == [3, 3]
     kv0 = [4 + width, 7 + width]

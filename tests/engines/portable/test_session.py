@@ -13,10 +13,13 @@ from engines.base import SEAMS, TORCH
 from engines.portable import PortableEngine, PortableSession
 from engines.portable.speculative.interface import SpecWorkerBase
 from scenarios import FIELDS, Config, Fault, FaultKind, Phase, Request, Scenario, ScenarioError, Step, UsageError
+from scenarios import WORKERS as TRAITS
 from tests.engines.portable.scripts import ENGINE, context, dummies, generations, go, mixed, scenario
 from tests.engines.portable.support import WORKERS
 
-EAGLE, PARD = "Eagle3OneModelWorker", "PARDWorker"
+EAGLE = "Eagle3OneModelWorker"
+CALLS = {"PARDWorker": 1}
+"""Draft calls for two drafts, where they are not two."""
 
 
 def fault(site: str, kind: FaultKind = FaultKind.ERROR, occurrence: int = 1) -> Fault:
@@ -30,8 +33,8 @@ def opened(case: Scenario, **options: Any) -> PortableSession:
 @pytest.mark.parametrize("worker", WORKERS)
 def test_substeps_and_fields_are_those_of_the_vocabulary(worker: str) -> None:
     trace = go(mixed(worker, 2, replay=True))
-    drafts = ["draft[0]"] if worker == PARD else ["draft[0]", "draft[1]"]
-    forward = ["entered", "verified", "saved", *drafts, "restored"]
+    drafts = ["saved", *(f"draft[{i}]" for i in range(CALLS.get(worker, 2)))] if TRAITS[worker].draft_model else []
+    forward = ["entered", "verified", *drafts, "restored"]
     capture, prefill = trace.steps[0], trace.steps[1]
     assert [s.name for s in prefill.substeps] == ["prepared", *forward, "updated"]
     assert [s.name for s in capture.substeps] == ["prepared", *forward * 3, "updated"]
@@ -69,14 +72,13 @@ def test_sites_are_counted_and_equal_from_run_to_run(worker: str) -> None:
     first, second = (go(case, observe=watched, record=(SEAMS, TORCH)) for watched in (True, False))
     assert [step.sites for step in first.steps] == [step.sites for step in second.steps]
     mixed_step, replay = first.steps[3].sites, first.steps[5].sites
-    calls = 1 if worker == PARD else 2
-    assert mixed_step["draft_model.forward"] == calls
-    assert mixed_step["draft_model.logits"] == mixed_step["worker.sample_draft_tokens"] == calls
+    seams = ("draft_model.forward", "draft_model.logits", "worker.sample_draft_tokens", "sa_manager.extend")
+    calls = [mixed_step.get(site, 0) for site in seams]
+    assert calls == ([CALLS.get(worker, 2)] * 3 + [0] if TRAITS[worker].draft_model else [0, 0, 0, 1])
     assert first.steps[0].sites["cuda_graph.capture"] == 1
     assert "attn_metadata.restore_from_spec_dec" not in mixed_step
-    seams = {site for site in replay if not site.startswith("torch.")}
     # A replay runs no Python of model and worker.
-    assert seams == {
+    assert {site for site in replay if not site.startswith("torch.")} == {
         "kv_cache_manager.prepare_resources", "model_engine.prepare_inputs", "attn_metadata.prepare",
         "attn_metadata.on_update", "spec_metadata.prepare", "sampler.update_requests",
     }  # fmt: skip

@@ -76,19 +76,22 @@ def test_target(seed: int) -> None:
         assert digests[row] == sum(term(s, slots[s]) for s in range(index + 1)) % PRIME
 
 
+@pytest.mark.parametrize("shift", [1, 2, 3])
 @SEEDS
-def test_shifted_drafter(seed: int) -> None:
+def test_shifted_drafter(seed: int, shift: int) -> None:
     case = Case(seed)
-    digests, own = TRACER.shifted(case.target, case.draft, ints(TABLE), case.rows, *case.inputs())
+    tracer = Tracer(SLOTS, CPU, max_shift=3)
+    digests, own = tracer.shifted(case.target, case.draft, ints(TABLE), case.rows, *case.inputs(), shift)
     for row, (sequence, index) in enumerate(case.places):
         target, draft = case.slots(case.target, sequence), case.slots(case.draft, sequence)
         assert draft[index] == entry(case.positions[row], case.tokens[row])
-        expected = term(0, target[0])
+        target += [EMPTY] * shift
+        expected = sum(term(s, target[s]) for s in range(shift))
         for s in range(index + 1):
             given = entry_fields(draft[s])
-            expected += term(s + 1, entry(given[0] + 1, given[1]) if given else target[s + 1])
+            expected += term(s + shift, entry(given[0] + shift, given[1]) if given else target[s + shift])
         assert digests[row] == expected % PRIME
-        assert own[row] == term(index + 1, entry(case.positions[row] + 1, case.tokens[row]))
+        assert own[row] == term(index + shift, entry(case.positions[row] + shift, case.tokens[row]))
 
 
 @SEEDS

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TARGET_LAYER: Final = 0
 DRAFT_LAYER: Final = 1
-"""Layers of the KV cache."""
+"""Layers of the KV cache; the layers of vanilla MTP follow from ``DRAFT_LAYER`` on."""
 
 
 def linear_packed_mask(width: int) -> torch.Tensor:
@@ -147,11 +147,12 @@ class TrtllmAttention:
     """Dense attention of target and drafter, on the tracer model: each row sees all of its sequence before it.
 
     All methods take the block table of the batch, int32 [n, pages], where the rows lie, their positions and tokens,
-    int32 [rows], and write the rows' entries first.
+    int32 [rows], and write the rows' entries first. ``layer_idx`` is the drafter's layer in the KV cache.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, layer_idx: int = DRAFT_LAYER) -> None:
         self.tracer = tracer
+        self.layer_idx = layer_idx
 
     def target(self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows: int64 [rows]."""
@@ -161,10 +162,13 @@ class TrtllmAttention:
     def shifted(
         self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Digests of draft rows with shift 1, and what their own tokens add: two of int64 [rows]."""
+        """Digests of draft rows with a shift, and what their own tokens add: two of int64 [rows].
+
+        The shift is 1, and one more for each layer that drafts before this one.
+        """
         manager = attn_metadata.kv_cache_manager
-        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(DRAFT_LAYER)
-        return self.tracer.shifted(*pools, table, rows, positions, tokens)
+        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(self.layer_idx)
+        return self.tracer.shifted(*pools, table, rows, positions, tokens, self.layer_idx - TARGET_LAYER)
 
     def parallel(
         self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor, masks: int

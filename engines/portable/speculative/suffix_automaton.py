@@ -1,0 +1,83 @@
+"""Suffix automata of the requests' texts: a stand-in that says how a text goes on as the target would have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.portable._utils import host_tensor
+from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.pyexecutor.resource_manager import SpecResourceManager
+from engines.tracer import Tracer, disagree
+
+
+class SuffixAutomatonManager(SpecResourceManager):
+    """The text of each request, prompt and what was committed since, on the device, and drafts out of it.
+
+    The automaton itself is a native kernel upstream. Here the tracer continues the text, as well as ``steering``
+    says; where it is to be no good at all, nothing in the text matches.
+
+    text         int32 [slots, max_seq_len + max_draft_len + 1]
+    text_lens    int64 [slots]
+    batch_slots  int64 [max_num_requests]: slot of each row
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        steering: Any,
+        max_draft_len: int,
+        num_slots: int,
+        max_num_requests: int,
+        max_seq_len: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(num_slots)
+        self.device = device
+        self.text = torch.zeros(num_slots, max_seq_len + max_draft_len + 1, dtype=torch.int32, device=device)
+        self.text_lens = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.batch_slots = torch.zeros(max_num_requests, dtype=torch.int64, device=device)
+        self._tracer = tracer
+        self._steering = steering
+        self._pending: dict[int, list[int]] = {}
+
+    def _add_slot(self, request: LlmRequest) -> int:
+        slot = super()._add_slot(request)
+        self._pending[slot] = request.prompt + request.generated
+        return slot
+
+    def prepare(self, request_ids: Sequence[int]) -> None:
+        """Upload the texts of requests that have started, and the slots of the batch."""
+        while self._pending:
+            slot, tokens = self._pending.popitem()
+            self.text[slot, : len(tokens)].copy_(host_tensor(tokens, self.device), non_blocking=True)
+            self.text_lens[slot].fill_(len(tokens))
+        slots = self.slot_manager.get_slots(request_ids)
+        self.batch_slots[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
+
+    def extend(self, accepted_tokens: Tensor, num_accepted_tokens: Tensor, max_draft_len: int) -> tuple[Tensor, Tensor]:
+        """Append to each row's text the first ``num_accepted_tokens``, int32 [n], of its tokens, int32 [n, any]; draft.
+
+        Returns the length of the match, int64 [n], 0 for none, and what followed it: int32 [n, max_draft_len].
+        """
+        slots = self.batch_slots[: len(accepted_tokens)]
+        text, lens = self.text.index_select(0, slots), self.text_lens.index_select(0, slots)
+        column = torch.arange(accepted_tokens.shape[1], device=text.device)
+        # Only the dummies of a graph reach the end: each forward on the way to it appends to their text.
+        places = (lens.unsqueeze(1) + column).clamp(max=text.shape[1] - 1)
+        is_new = column < num_accepted_tokens.unsqueeze(1)
+        text.scatter_(1, places, torch.where(is_new, accepted_tokens, text.gather(1, places)))
+        lens = (lens + num_accepted_tokens).clamp(max=text.shape[1])
+        self.text.index_copy_(0, slots, text)
+        self.text_lens.index_copy_(0, slots, lens)
+        return self._match(text, lens, max_draft_len)
+
+    def _match(self, text: Tensor, lens: Tensor, max_draft_len: int) -> tuple[Tensor, Tensor]:
+        agree = self._steering.agree[: len(text)].unsqueeze(1)
+        tokens = self._tracer.continue_text(text, lens, max_draft_len)
+        depth = torch.arange(max_draft_len, device=text.device)
+        drafts = torch.where(depth < agree, tokens, disagree(tokens)).int()
+        return torch.where(agree.squeeze(1) > 0, lens, 0), drafts

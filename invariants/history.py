@@ -1,0 +1,92 @@
+"""What a drafter keeps of each request beside the KV cache: the request's own history, as far as it is committed."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Final
+
+from invariants.case import StepCase
+from invariants.check import Check
+from invariants.registry import REFERENCE, invariant
+from invariants.rows import prompt
+from scenarios.tracer import EMPTY, PRIME, entry, entry_fields, term
+
+KEPT: Final = ("mtp_past_tokens", "mtp_past_hidden_states", "automaton")
+"""Fields of ``updated``, each for the workers that keep it."""
+
+
+@invariant("pools-match-history", reads=("mtp_past_tokens", "mtp_past_hidden_states", "target_kv"), museum=("TRT-24",))
+def pools_match_history(step: StepCase, check: Check) -> None:
+    """After each step vanilla MTP keeps, of each request, the last Kmax cached tokens and their hidden states.
+
+    So neither what was fed and not accepted, nor what was accepted and not yet fed.
+    """
+    moment, size = step.updated, step.config.max_draft_len
+    if moment is None or "target_kv" not in moment.seen or not step.active:
+        return
+    slots = moment.seen["target_kv"]
+    for field, read in (("mtp_past_tokens", _tokens), ("mtp_past_hidden_states", _digests)):
+        if field in moment.seen:
+            expected = {request: read(cached)[-size:] for request, cached in slots.items()}
+            check.equal(moment, field, expected, moment.seen[field], "so it is in target_kv")
+
+
+def _tokens(slots: list[int]) -> list[int]:
+    """The token in each filled slot."""
+    return [fields[1] for slot in slots if (fields := entry_fields(slot)) is not None]
+
+
+def _digests(slots: list[int]) -> list[int]:
+    """The target's hidden state at each slot."""
+    return [digest % PRIME for digest in accumulate(term(n, slot) for n, slot in enumerate(slots))]
+
+
+def _text(step: StepCase, request: int, emitted: list[int]) -> list[int]:
+    """The prompt of a request and its output."""
+    return [*prompt(step.config.seed, request, step.case.prompt_lens[request]), *emitted]
+
+
+@invariant("layers-look-ahead", reads=("draft_layers_kv", "emitted", "next_draft_tokens"))
+def layers_look_ahead(step: StepCase, check: Check) -> None:
+    """In the cache of MTP layer ``i`` each slot ``n`` that is filled holds its position and the token of ``n + 1 + i``.
+
+    Beyond the committed text these are the drafts that the request's last step made. Asked of the batch's requests.
+    """
+    moment = step.updated
+    restored = step.runs[-1].restored if step.runs else None
+    if moment is None or restored is None or not step.active:
+        return
+    if not {"draft_layers_kv", "emitted"} <= moment.seen.keys() or "next_draft_tokens" not in restored.seen:
+        return
+    shown, emitted = moment.seen["draft_layers_kv"], moment.seen["emitted"]
+    expected = dict(shown)
+    for row, drafts in zip(step.rows, restored.seen["next_draft_tokens"], strict=False):
+        if row.request is not None and row.request in shown and row.request in emitted:
+            tokens = [*_text(step, row.request, emitted[row.request]), *drafts]
+            expected[row.request] = [
+                [
+                    EMPTY if slot == EMPTY else entry(n, token)
+                    for n, (slot, token) in enumerate(zip(slots, tokens[1 + i :]))
+                ]
+                for i, slots in enumerate(shown[row.request])
+            ]
+    check.equal(moment, "draft_layers_kv", expected, shown, "so go the text and the drafts")
+
+
+@invariant("automaton-holds-text", reads=("automaton", "emitted"), museum=("TRT-70",))
+def automaton_holds_text(step: StepCase, check: Check) -> None:
+    """After each step the suffix automaton of a request holds its whole prompt and what it has emitted, no more.
+
+    Also where nothing is drafted (PR #16888), and for requests that are not in the batch.
+    """
+    moment = step.updated
+    if moment is not None and {"automaton", "emitted"} <= moment.seen.keys() and step.active:
+        expected = {request: _text(step, request, tokens) for request, tokens in moment.seen["emitted"].items()}
+        check.equal(moment, "automaton", expected, moment.seen["automaton"], "prompt and output")
+
+
+@invariant("history-equals-reference", reads=KEPT, museum=("TRT-24", "TRT-70"), kind=REFERENCE)
+def history_equals_reference(step: StepCase, check: Check) -> None:
+    """What a drafter keeps of each request is the reference's, and it keeps nothing of any other."""
+    if step.updated is not None and step.active:
+        check.said(step.updated, KEPT)

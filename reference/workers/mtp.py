@@ -1,0 +1,90 @@
+"""Vanilla MTP: K layers, one call each, every layer looking one token further than the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+from reference.batch import Batch, Row
+from reference.drafter import Chain, chain
+from reference.history import History
+from reference.workers.interface import DraftCall, Drafting, SpecWorker
+from scenarios.tracer import EMPTY, entry
+
+
+class MTPWorker(SpecWorker):
+    """Feeds a context its prompt and a generation its last K cached tokens, at the same positions in every layer.
+
+    Layer i is given, at position x, the token of x + 1 + i and the hidden state of x + i; beyond what is known
+    these are the drafts of the layers before and their hidden states. Generations are as long as what is cached
+    after the step, in all layers and from then on; contexts stay contexts.
+    """
+
+    name = "MTPWorker"
+
+    def draft(self, batch: Batch) -> Drafting:
+        """K calls. What dummies are fed, and so what is drafted for them, depends on what their slots held before."""
+        chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.rows]
+        return Drafting(
+            calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
+            drafts=None if batch.of_dummies else [made.drafts for made in chains],
+            kv_lens=[row.end for row in batch.rows],
+        )
+
+    def _look(self, batch: Batch, chains: list[Chain], i: int) -> DraftCall:
+        spans = [span(row, batch.draft_len) for row in batch.rows]
+        fed = [given(*row, i) for row in zip(batch.rows, chains, spans, strict=True)]
+        return DraftCall(
+            input_ids=None if batch.of_dummies else [token for tokens, _ in fed for token in tokens],
+            position_ids=[position for positions in spans for position in positions],
+            seq_lens=[len(positions) for positions in spans],
+            kv_lens=[row.end for row in batch.rows],
+            num_contexts=batch.num_contexts,
+            hidden_states=None if batch.of_dummies else [state for _, hidden in fed for state in hidden],
+        )
+
+    def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:
+        """A cache per layer, and the last Kmax cached tokens with the target's hidden states."""
+        return {
+            "draft_layers_kv": {i: layers(history) for i, history in histories.items()},
+            "mtp_past_tokens": {i: history.text.tokens(*last(history)) for i, history in histories.items()},
+            "mtp_past_hidden_states": {i: history.text.hidden(*last(history)) for i, history in histories.items()},
+        }
+
+
+def last(history: History) -> tuple[int, int]:
+    """Where the last Kmax cached tokens start and stop: as many as each of its turns drafts."""
+    return history.past - len(history.drafts), history.past
+
+
+def span(row: Row, draft_len: int) -> range:
+    """Positions that the layers look from: a whole prompt, or the last K that are cached after the step."""
+    return row.positions if row.is_context else range(row.end - draft_len, row.end)
+
+
+def given(row: Row, made: Chain, positions: range, i: int) -> tuple[list[int], list[int]]:
+    """Tokens and hidden states that layer ``i`` is given at these positions, the last of which is ``row.end - 1``."""
+    tokens = row.text.tokens(positions.start + 1, row.end + 1) + made.drafts
+    hidden = row.text.hidden(positions.start, row.end) + made.hidden
+    return tokens[i : i + len(positions)], hidden[i : i + len(positions)]
+
+
+def layers(history: History) -> list[list[int]]:
+    """Slots of each layer: at n the token of n + 1 + i, of which the last ones are drafts of the last turn."""
+    past, unwritten = history.past, skipped(history)
+    tokens = history.text.tokens(0, past + 1) + list(history.drafts)
+    return [
+        [EMPTY if n in unwritten else entry(n, tokens[n + 1 + i]) for n in range(past)]
+        for i in range(len(history.drafts))
+    ]
+
+
+def skipped(history: History) -> set[int]:
+    """Positions that no layer ever looks from: K rows leave out the first of K + 1 accepted tokens."""
+    starts = accumulate((turn.cached for turn in history.turns), initial=0)
+    turns = list(zip(starts, history.turns, strict=False))[1:]
+    return {start for start, turn in turns if turn.cached > len(turn.drafts)}
+
+
+WORKER = MTPWorker()
