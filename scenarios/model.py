@@ -81,6 +81,18 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             drafts_for_contexts=False,
             min_draft_len=1,
         ),
+        WorkerTraits(
+            "DFlashWorker",
+            "DFlash, one block of drafts from the context that the drafter keeps per slot",
+            drafts_for_contexts=False,
+            sparse=False,
+        ),
+        WorkerTraits(
+            "DSparkWorker",
+            "DSpark, DFlash with a block of K rows and a head that corrects it",
+            drafts_for_contexts=False,
+            sparse=False,
+        ),
     )
 }
 """Workers by class name. A worker is added to the suite by adding its traits here first."""
