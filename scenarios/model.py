@@ -52,6 +52,7 @@ class WorkerTraits:
     fixed_draft_len      it does not follow a runtime draft length: K is always ``max_draft_len``
     chunked_prefill      a prompt may be computed in chunks; without look-ahead a chunk border costs a drafter tokens
     feeds_history        its generations feed the drafter their last K tokens again, so prompts have K - 1 or more
+    keeps_context        its drafter reads a context that it keeps per slot, and neither KV cache nor attention metadata
     tree                 it drafts a tree: ``max_total_draft_tokens`` nodes of depth K at most
     sparse               whether it runs on a sparse attention backend
     """
@@ -64,6 +65,7 @@ class WorkerTraits:
     fixed_draft_len: bool = False
     chunked_prefill: bool = True
     feeds_history: bool = False
+    keeps_context: bool = False
     tree: bool = False
     sparse: bool = True
 
@@ -85,12 +87,14 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             "DFlashWorker",
             "DFlash, one block of drafts from the context that the drafter keeps per slot",
             drafts_for_contexts=False,
+            keeps_context=True,
             sparse=False,
         ),
         WorkerTraits(
             "DSparkWorker",
             "DSpark, DFlash with a block of K rows and a head that corrects it",
             drafts_for_contexts=False,
+            keeps_context=True,
             sparse=False,
         ),
     )
