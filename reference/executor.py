@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from reference import attention_metadata, kv_cache
-from reference.attention_metadata import Fields
 from reference.batch import Batch, lay_out
 from reference.history import History, Text, Turn
 from reference.sparse_attention import derived
-from reference.workers import WORKERS, Drafting
+from reference.workers import WORKERS, Drafting, Fields
 from scenarios.model import Config, FaultKind, Phase, Request, Scenario, Step
 from scenarios.trace import (
     ENTERED,
@@ -90,7 +89,8 @@ class Session:
         # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
         # but only one token per row anyway).
         updated = run > 0
-        yield ENTERED, attention_metadata.target(batch) | derived(batch, self._config, updated=updated)
+        entered = attention_metadata.target(batch) | derived(batch, self._config, updated=updated)
+        yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len else []
         if phase != "replay":
             if batch.draft_len:
@@ -100,10 +100,13 @@ class Session:
                 fields = attention_metadata.drafting(call, saved)
                 yield draft(i), fields | derived(call, self._config, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
-        yield RESTORED, attention_metadata.restored(batch, kv_lens) | _outputs(batch, drafting)
+        restored = attention_metadata.restored(batch, kv_lens) | _outputs(batch, drafting)
+        yield RESTORED, restored | self._worker.own_state(batch, after=True)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later."""
+        if drafting.drafts is None:
+            return {}
         turned = {}
         for row, drafts in zip(batch.rows, drafting.drafts, strict=True):
             if row.request is None:
@@ -134,7 +137,7 @@ class Session:
         target = {i: history.text.slots(history.past) for i, history in histories.items()}
         drafter = {i: self._worker.draft_slots(history) for i, history in histories.items()}
         indexer = {"target_indexer_kv": target, "draft_indexer_kv": drafter} if self._config.index_topk else {}
-        return {"target_kv": target, "draft_kv": drafter, **indexer}
+        return {"target_kv": target, "draft_kv": drafter, **indexer, **self._worker.own_caches(histories)}
 
     def _failed(self, batch: Batch, outcome: str) -> Fields:
         fields = attention_metadata.failed(batch)
@@ -179,10 +182,14 @@ def _acceptance(batch: Batch) -> Fields:
 
 def _outputs(batch: Batch, drafting: Drafting) -> Fields:
     """Outputs of the worker."""
-    next_drafts = [drafts + [PAD_TOKEN] * (batch.width - len(drafts)) for drafts in drafting.drafts]
-    return {
+    outputs: Fields = {
         "new_tokens": [row.accepted for row in batch.rows],
         "new_tokens_lens": [len(row.accepted) for row in batch.rows],
+    }
+    if drafting.drafts is None:
+        return outputs
+    next_drafts = [drafts + [PAD_TOKEN] * (batch.width - len(drafts)) for drafts in drafting.drafts]
+    return outputs | {
         "next_draft_tokens": next_drafts,
         "next_new_tokens": [[row.accepted[-1], *drafts] for row, drafts in zip(batch.rows, next_drafts, strict=True)],
     }

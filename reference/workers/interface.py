@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from reference.batch import Batch
 from reference.history import History
+
+Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -16,14 +19,20 @@ class DraftCall:
 
     input_ids, position_ids, hidden_states  per token fed; hidden states are None where the model takes none
     seq_lens, kv_lens, num_contexts         what the attention metadata says by then
+    counted                                 lengths that its counters still follow, None for ``seq_lens``
+    num_ctx_per_req                         columns per generation of a context of its own, None without one
     updated                                 whether ``update_for_spec_dec`` has run before it
+
+    Positions and columns are None, too, where they depend on what is kept for a dummy.
     """
 
     input_ids: list[int]
-    position_ids: list[int]
+    position_ids: list[int] | None
     seq_lens: list[int]
     kv_lens: list[int]
     num_contexts: int
+    counted: list[int] | None = None
+    num_ctx_per_req: list[int] | None = None
     updated: bool = False
     use_spec_decoding: bool = True
     hidden_states: list[int] | None = None
@@ -34,12 +43,13 @@ class Drafting:
     """What a worker does with a batch whose drafts are verified.
 
     calls    its calls of the draft model
-    drafts   per row the drafts made for its next step, none where the worker makes none
+    drafts   per row the drafts made for its next step, none where the worker makes none; None for a batch of dummies
+             where they depend on what is kept for a request
     kv_lens  ``kv_lens_cuda`` after it, unless it was among the saved fields
     """
 
     calls: list[DraftCall]
-    drafts: list[list[int]]
+    drafts: list[list[int]] | None
     kv_lens: list[int]
 
 
@@ -57,6 +67,14 @@ class SpecWorker(ABC):
     @abstractmethod
     def draft(self, batch: Batch) -> Drafting:
         """Draft for every row of ``batch``; with draft length 0 only ingest its tokens."""
+
+    def own_state(self, batch: Batch, *, after: bool) -> Fields:
+        """Fields of what it keeps from step to step, before a forward or ``after`` it."""
+        return {}
+
+    def own_caches(self, histories: Mapping[int, History]) -> Fields:
+        """Fields of what it keeps for each request beside the KV cache, after a step."""
+        return {}
 
     @abstractmethod
     def draft_slots(self, history: History) -> list[int]:
