@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from reference import trace
 from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, StepTrace, Substep, check
 
-EAGLE3, MTP_EAGLE, DRAFT_TARGET, PARD = WORKERS
+EAGLE3, MTP_EAGLE, DRAFT_TARGET, PARD, DFLASH, DSPARK = WORKERS
 LINEAR = [EAGLE3, MTP_EAGLE, DRAFT_TARGET]
-ALL = [*LINEAR, PARD]
+CACHED = [*LINEAR, PARD]
+"""Workers whose drafter reads the KV cache, so that they run on a sparse backend, too."""
+CONTEXT = [DFLASH, DSPARK]
+ALL = [*CACHED, *CONTEXT]
 
 
 def configuration(worker: str, max_draft_len: int, index_topk: int = 0, **sizes: int) -> Config:
@@ -37,8 +42,8 @@ def serve(
     """One eager step with contexts of these prompts and generations of these cached and accepted lengths."""
     config = configuration(worker, max_draft_len or draft_len, index_topk, **sizes)
     first_draft_len = max(draft_len, config.min_draft_len)
-    # A context of a parallel drafter gets no drafts, so its generations take one more step to have some.
-    ahead = 1 if config.traits.parallel else 0
+    # Where a context gets no drafts, its generation takes one more step to have some.
+    ahead = 0 if config.traits.drafts_for_contexts else 1
     ids = range(len(contexts), len(contexts) + len(past))
     requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(contexts))
     requests += tuple(Request(id=i, prompt_len=n - ahead) for i, n in zip(ids, past, strict=True))
@@ -65,14 +70,16 @@ def at(step: StepTrace, name: str, run: int = 0) -> Substep:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, *, eager_drafter: bool = False, index_topk: int | None = None) -> Scenario:
+def scenarios(
+    draw: st.DrawFn, *, eager_drafter: bool = False, index_topk: int | None = None, workers: Sequence[str] = ALL
+) -> Scenario:
     """Start-up with dummies, then up to three requests in chunks; ``eager_drafter`` always agrees to all drafts.
 
     Dense for ``index_topk`` 0, sparse for others, either when it is None.
     """
-    traits = draw(st.sampled_from(sorted(WORKERS.values(), key=lambda traits: traits.name)))
+    traits = WORKERS[draw(st.sampled_from([name for name in workers if WORKERS[name].sparse or not index_topk]))]
     longest = draw(st.integers(1, 4))
-    topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None else index_topk
+    topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None and traits.sparse else index_topk or 0
     config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)))
     requests = [Request(id=i, prompt_len=draw(st.integers(1, 7))) for i in range(draw(st.integers(1, 3)))]
     left = {request.id: request.prompt_len for request in requests}
