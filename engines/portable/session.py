@@ -159,10 +159,7 @@ class PortableSession:
         engine, model = self._executor.model_engine, self._model
         attn, spec, runner = engine.attn_metadata, engine.spec_metadata, engine.cuda_graph_runner
         worker, manager = model.spec_worker, self._executor.kv_cache_manager
-        mtp = getattr(model.draft_model, "mtp_layers", None)
-        drafter, head = (
-            (mtp[0], mtp[0].shared_head) if mtp else (model.draft_model.model, model.draft_model.logits_processor)
-        )
+        drafter, call, head = _draft_model_calls(model.draft_model)
         watch: Any = self._observer if self._observer is not None else _Nobody()
         launch, hook = SiteClass.LAUNCH, SiteClass.HOOK
         return [
@@ -182,7 +179,7 @@ class PortableSession:
             ),
             Seam("attn_metadata.on_update", attn, "on_update", hook),
             Seam("attn_metadata.update_for_spec_dec", attn, "update_for_spec_dec", hook),
-            Seam("draft_model.forward", drafter, "forward", launch, before=watch.drafting),
+            Seam("draft_model.forward", drafter, call, launch, before=watch.drafting),
             Seam("draft_model.logits", head, "forward", launch),
             Seam("worker.sample_draft_tokens", worker, "sample_draft_tokens", launch),
             Seam("attn_metadata.restore_from_spec_dec", attn, "restore_from_spec_dec", SiteClass.RESTORE),
@@ -239,6 +236,15 @@ class _Nobody:
 
     def __getattr__(self, name: str) -> None:
         return None
+
+
+def _draft_model_calls(draft_model: Any) -> tuple[Any, str, Any]:
+    """What its worker calls to draft, as owner and name, and its head."""
+    if hasattr(draft_model, "mtp_layers"):
+        return draft_model.mtp_layers[0], "forward", draft_model.mtp_layers[0].shared_head
+    if hasattr(draft_model, "dflash_forward"):
+        return draft_model, "dflash_forward", draft_model.logits_processor
+    return draft_model.model, "forward", draft_model.logits_processor
 
 
 def _dummy_id(index: int) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
-from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.pyexecutor.resource_manager import BaseResourceManager, KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from scenarios import Phase
 from scenarios.tracer import PAD_TOKEN
@@ -40,9 +40,12 @@ class PyExecutor:
         kv_cache_manager: KVCacheManager,
         sampler: SpecSampler,
         error_budget: int,
+        spec_resource_manager: BaseResourceManager | None = None,
     ) -> None:
         self.model_engine = model_engine
         self.kv_cache_manager = kv_cache_manager
+        others = () if spec_resource_manager is None else (spec_resource_manager,)
+        self.resource_managers: tuple[BaseResourceManager, ...] = (kv_cache_manager, *others)
         self.sampler = sampler
         self.active_requests: dict[int, LlmRequest] = {}
         self._errors_left = error_budget
@@ -80,7 +83,8 @@ class PyExecutor:
         batch, phase = iteration.batch, iteration.phase
         self._pad_draft_tokens(iteration)
         self.kv_cache_manager.add_dummy_requests([r for r in batch.all_requests() if r.is_dummy])
-        self.kv_cache_manager.prepare_resources(batch)
+        for manager in self.resource_managers:
+            manager.prepare_resources(batch)
         outputs = self.model_engine.forward(
             batch,
             iteration.draft_len,
@@ -120,12 +124,12 @@ class PyExecutor:
         """End requests that are finished."""
         for request in requests:
             del self.active_requests[request.py_request_id]
-            self.kv_cache_manager.free_resources(request)
+            self._free([request])
 
     def _free(self, requests: Iterable[LlmRequest]) -> None:
-        free: Callable[[LlmRequest], None] = self.kv_cache_manager.free_resources
         for request in requests:
-            free(request)
+            for manager in self.resource_managers:
+                manager.free_resources(request)
 
 
 def is_cuda_error(error: BaseException) -> bool:

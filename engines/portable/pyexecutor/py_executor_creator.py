@@ -16,7 +16,7 @@ from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.speculative.interface import DecodingConfig
-from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
+from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_resource_manager, get_spec_worker
 from engines.tracer import SparseTracer, Tracer
 from scenarios import BACKENDS, Config
 from scenarios.tracer import MASK_TOKEN
@@ -45,10 +45,16 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     tracer = SparseTracer(slots, device, config.index_topk) if sparse else Tracer(slots, device)
     steering = Steering(config.max_num_requests, device)
     draft_model = get_draft_model(spec_config.spec_dec_mode, tracer, steering)
+    # A running request owns a page at least, in the batch or not.
+    num_slots = config.num_blocks
+    spec_resource_manager = get_spec_resource_manager(spec_config, num_slots)
+    worker = get_spec_worker(spec_config, num_slots=num_slots, max_seq_len=config.max_seq_len, device=device)
     model_engine = PyTorchModelEngine(
-        model=SpecDecOneEngineForCausalLM(tracer, draft_model, get_spec_worker(spec_config)),
+        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker),
         spec_config=spec_config,
-        spec_metadata=get_spec_metadata(spec_config, config.max_num_requests, config.max_num_tokens, device),
+        spec_metadata=get_spec_metadata(
+            spec_config, config.max_num_requests, config.max_num_tokens, device, spec_resource_manager
+        ),
         kv_cache_manager=kv_cache_manager,
         cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, device),
         max_num_requests=config.max_num_requests,
@@ -60,4 +66,4 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             else TrtllmAttentionMetadata
         ),
     )
-    return PyExecutor(model_engine, kv_cache_manager, SpecSampler(), config.error_budget)
+    return PyExecutor(model_engine, kv_cache_manager, SpecSampler(), config.error_budget, spec_resource_manager)

@@ -1,14 +1,52 @@
-"""The paged KV cache: who owns which page, and the pools that hold the entries."""
+"""What requests own: slots of fixed size, and pages of the KV cache with the pools that hold its entries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from engines.portable._utils import host_tensor
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from scenarios.tracer import EMPTY
+
+
+class BaseResourceManager(Protocol):
+    """Whatever the executor asks for a request's resources, and gives them back to."""
+
+    def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
+        """Grant what a step needs."""
+
+    def free_resources(self, request: LlmRequest) -> None:
+        """Take everything back; does nothing for a request that owns nothing."""
+
+
+class SlotManager:
+    """Slots 0 to ``max_num_requests - 1``, one per request."""
+
+    def __init__(self, max_num_requests: int) -> None:
+        self.max_num_requests = max_num_requests
+        self.slot_mapping: dict[int, int] = {}
+        # The slot freed last is granted first, so that what it still holds is soon somebody else's.
+        self.free_slots = list(range(max_num_requests))[::-1]
+
+    def get_slot(self, request_id: int) -> int | None:
+        """Slot of a request, None when it has none."""
+        return self.slot_mapping.get(request_id)
+
+    def add_slot(self, request_id: int) -> None:
+        """Give a request a slot, if it has none. Raises ``RuntimeError`` when none is free."""
+        if request_id in self.slot_mapping:
+            return
+        if not self.free_slots:
+            raise RuntimeError(f"slots exhausted: request {request_id} needs one and none is free")
+        self.slot_mapping[request_id] = self.free_slots.pop()
+
+    def remove_slot(self, request_id: int) -> None:
+        """Take the slot of a request back, if it has one."""
+        if request_id in self.slot_mapping:
+            self.free_slots.append(self.slot_mapping.pop(request_id))
 
 
 class KVCacheManager:
