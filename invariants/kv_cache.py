@@ -9,8 +9,8 @@ from invariants.case import StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
 
-CONTENT: Final = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
-"""What the caches hold for each request; a dense backend has the first two."""
+CONTENT: Final = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv", "draft_context")
+"""What the caches hold for each request: the main ones, a sparse backend's, a drafter's own context."""
 
 
 @invariant(

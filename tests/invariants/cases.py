@@ -7,6 +7,7 @@ from dataclasses import replace
 from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step, check
 
 EAGLE, PARD, DRAFT_TARGET = "Eagle3OneModelWorker", "PARDWorker", "DraftTargetOneModelWorker"
+DFLASH = "DFlashWorker"
 
 
 def _config(worker: str) -> Config:
@@ -92,7 +93,7 @@ def started_up(worker: str) -> Scenario:
 
 def failing(worker: str) -> Scenario:
     """A warm-up that runs out of memory, a served step that does, and what comes after each."""
-    calls = 1 if WORKERS[worker].parallel else 2
+    calls = 1 if WORKERS[worker].parallel or WORKERS[worker].keeps_context else 2
     fault = Fault(site="draft_model.forward", occurrence=calls, kind=FaultKind.OOM)
     return check(
         Scenario(

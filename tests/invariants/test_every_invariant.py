@@ -12,13 +12,13 @@ import pytest
 import reference
 from invariants import Predicate, Verdict, all_invariants, verify
 from scenarios import FIELDS, WORKERS, Scenario, Trace
-from tests.invariants.cases import EAGLE, PARD, failing, served, sparse, started_up
+from tests.invariants.cases import DFLASH, EAGLE, PARD, failing, served, sparse, started_up
 from tests.invariants.mutations import MUTATIONS, Mutation
 from tests.invariants.synthetic import dressed, edit, edit_step
 
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
-FEW = [make(worker) for worker in (EAGLE, PARD) for make in (served, started_up, failing)] + SPARSE
+FEW = [make(worker) for worker in (EAGLE, PARD, DFLASH) for make in (served, started_up, failing)] + SPARSE
 
 
 @cache
@@ -144,6 +144,17 @@ def test_a_field_that_an_engine_cannot_observe_is_no_violation(field: str) -> No
 
 def _without(fields: Mapping[str, Any], field: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != field}
+
+
+def test_what_is_kept_for_dummies_may_depend_on_earlier_ones() -> None:
+    scenario = started_up(DFLASH)
+    trace = dressed(scenario)
+    for run in range(2):
+        for name in ("entered", "restored"):
+            trace = edit(trace, 1, name, "ctx_len", lambda _: [5, 5], run)
+    verdict = verify(scenario, lambda s: trace if s == scenario else dressed(s))
+    assert verdict.violations == ()
+    assert verdict.counts["startup-leaves-no-trace"][0] > 0
 
 
 def test_the_reference_satisfies_every_invariant_itself() -> None:
