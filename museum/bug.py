@@ -14,6 +14,8 @@ EAGLE3: Final = "Eagle3OneModelWorker"
 MTP_EAGLE: Final = "MTPEagleWorker"
 DRAFT_TARGET: Final = "DraftTargetOneModelWorker"
 PARD: Final = "PARDWorker"
+DFLASH: Final = "DFlashWorker"
+DSPARK: Final = "DSparkWorker"
 
 
 class Patch:
