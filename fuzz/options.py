@@ -75,12 +75,12 @@ def invariants(slugs: Iterable[str]) -> tuple[str, ...]:
 
 
 def bugs(names: Iterable[str]) -> tuple[str, ...]:
-    """Ids of seeded defects: ``TRT-01`` stands for all its variants; all defects if none is named."""
+    """Ids of seeded defects: ``TRT-01`` stands for all that begin with it; all defects if none is named."""
     from museum import BUGS
 
     chosen: dict[str, None] = {}
     for name in names:
-        variants = [id for id in BUGS if id.lower().startswith(f"{name.lower()}/")]
+        variants = [id for id in BUGS if f"{id.lower()}/".startswith(f"{name.lower()}/")]
         chosen.update(dict.fromkeys(variants or (bug(name),)))
     return tuple(chosen) or tuple(BUGS)
 

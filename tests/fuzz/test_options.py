@@ -82,14 +82,15 @@ def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bugs_by_id_or_museum_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = ("TRT-01/PARDWorker", "TRT-01/MTPEagleWorker", "TRT-04/MTPEagleWorker")
+    ids = ("TRT-01/PARDWorker", "TRT-01/MTPEagleWorker", "TRT-04/MTPEagleWorker", "TRT-04/MTPEagleWorker/late")
     for id in list(BUGS):
         monkeypatch.delitem(BUGS, id)
     for id in ids:
         monkeypatch.setitem(BUGS, id, Bug(id, "K2", id.partition("/")[2], "t", "r", (), lambda patch: None))
     assert options.bugs([]) == ids
     assert options.bugs(["trt-01"]) == ids[:2]
-    assert options.bugs(["trt-04/mtpeagleworker", "TRT-01"]) == (ids[2], *ids[:2])
+    assert options.bugs(["trt-04/mtpeagleworker", "TRT-01"]) == (*ids[2:], *ids[:2])
+    assert options.bugs(["TRT-04/MTPEagleWorker/Late"]) == ids[3:]
     with pytest.raises(UsageError, match=r"^--bug: no defect is called 'TRT-04/Eagle'; did you mean"):
         options.bugs(["TRT-04/Eagle"])
     assert options.bug("trt-01/pardworker") == ids[0]
