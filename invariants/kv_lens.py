@@ -47,8 +47,6 @@ class Course:
     def during(self, i: int) -> list[int]:
         """Before draft call ``i``; for a linear drafter ``i == K`` is the end of the loop."""
         contexts, generations = self.start[: self.contexts], self.start[self.contexts :]
-        if self.draft_len == 0:
-            return self.start
         if self.one_call:
             return contexts + [kv + 1 for kv in generations]
         if i == 0:

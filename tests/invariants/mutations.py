@@ -174,6 +174,7 @@ _KV_LENS = [
     _at("draft-position-is-kv-minus-one", MIXED, 1, "draft[1]", "position_ids", lambda ids: ids[:1]),
     _at("draft-position-is-kv-minus-one", PARALLEL, 2, "draft[0]", "position_ids", _bump(3, by=-1)),
     _at("draft-position-is-kv-minus-one", MIXED, 2, "prepared", "position_ids", _bump(5)),
+    _at("draft-position-is-kv-minus-one", OWN, 2, "prepared", "position_ids", _bump(5)),
     _at("kv-lens-within-pages", MIXED, 1, "draft[2]", "kv_lens_cuda", _bump(0, by=40)),
     _at("kv-lens-within-pages", STARTED, 1, "entered", "kv_lens_cuda", lambda kv: kv[:1], 1),
     _at("kv-lens-equals-reference", MIXED, 2, "draft[2]", "kv_lens_cuda", _bump(1)),

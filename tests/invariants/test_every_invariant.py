@@ -146,17 +146,6 @@ def _without(fields: Mapping[str, Any], field: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != field}
 
 
-def test_what_is_kept_for_dummies_may_depend_on_earlier_ones() -> None:
-    scenario = started_up(DFLASH)
-    trace = dressed(scenario)
-    for run in range(2):
-        for name in ("entered", "restored"):
-            trace = edit(trace, 1, name, "ctx_len", lambda _: [5, 5], run)
-    verdict = verify(scenario, lambda s: trace if s == scenario else dressed(s))
-    assert verdict.violations == ()
-    assert verdict.counts["startup-leaves-no-trace"][0] > 0
-
-
 def test_the_reference_satisfies_every_invariant_itself() -> None:
     for scenario in CASES:
         assert verify(scenario, reference.trace).violations == ()
