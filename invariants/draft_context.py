@@ -34,7 +34,9 @@ def _committed(step: StepCase, run: Run) -> list[int] | None:
     return [past + count for past, count in zip(cached, run.accepted[step.num_contexts :])]
 
 
-@invariant("ctx-len-counts-committed", reads=("ctx_len", "kv_lens_cuda", "_seq_lens", *_ACCEPTED), museum=("TRT-02",))
+@invariant(
+    "ctx-len-counts-committed", reads=("ctx_len", "kv_lens_cuda", "_seq_lens", *_ACCEPTED), museum=("TRT-02", "TRT-70")
+)
 def ctx_len_counts_committed(step: StepCase, check: Check) -> None:
     """Each generation finds as many columns as it has cached tokens, and leaves as many more as it accepts.
 
@@ -68,7 +70,7 @@ def ctx_len_rolled_back(step: StepCase, check: Check) -> None:
 @invariant(
     "draft-block-follows-context",
     reads=("num_ctx_per_req", "position_ids", "kv_lens_cuda", "_seq_lens", *_ACCEPTED),
-    museum=("TRT-02", "TRT-45"),
+    museum=("TRT-02", "TRT-70"),
 )
 def draft_block_follows_context(step: StepCase, check: Check) -> None:
     """The draft call reads the columns of all committed tokens, and its queries stand right behind them."""
@@ -86,7 +88,7 @@ def draft_block_follows_context(step: StepCase, check: Check) -> None:
                 check.equal(moment, "position_ids", expected, positions, f"num_ctx_per_req is {columns}")
 
 
-@invariant("draft-context-equals-cache", reads=("draft_context", "target_kv"), museum=("TRT-02", "TRT-62"))
+@invariant("draft-context-equals-cache", reads=("draft_context", "target_kv"), museum=("TRT-70",))
 def draft_context_equals_cache(step: StepCase, check: Check) -> None:
     """The columns of a request are those of its cached tokens, each at its own position, in order, and no others."""
     seen = step.updated.seen if step.updated is not None else {}
