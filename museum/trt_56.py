@@ -16,12 +16,12 @@ from museum.bug import DFLASH, DSPARK, Patch, bug
     caught_by=("ctx-len-counts-committed", "draft-context-equals-cache", "drafts-equal-reference"),
 )
 def falsy_slot(patch: Patch) -> None:
-    from engines.portable.pyexecutor.resource_manager import SlotManager
+    from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 
-    def get_slot(self: Any, request_id: int) -> int | None:
-        return self.slot_mapping.get(request_id) or None
+    def get_slots(self: Any, request_ids: list[int]) -> list[int]:
+        return [self.slot_manager.get_slot(request_id) or self.dummy_slot for request_id in request_ids]
 
-    patch(SlotManager, "get_slot", get_slot)
+    patch(SeqSlotManager, "get_slots", get_slots)
 
 
 @bug(
@@ -36,12 +36,13 @@ def falsy_slot(patch: Patch) -> None:
 def slot_of_a_request_left_out(patch: Patch) -> None:
     from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 
-    prepare = SeqSlotManager.prepare_resources
-
     def prepare_resources(self: Any, scheduled_batch: Any) -> None:
-        present = {request.py_request_id for request in scheduled_batch.all_requests()}
-        for request_id in set(self.slot_manager.slot_mapping) - present:
+        requests = [r for r in scheduled_batch.all_requests() if not r.is_dummy]
+        for request_id in getattr(self, "last_batch", set()) - {r.py_request_id for r in requests}:
             self.slot_manager.remove_slot(request_id)
-        prepare(self, scheduled_batch)
+        for request in requests:
+            if self.slot_manager.get_slot(request.py_request_id) is None:
+                self.slot_manager.add_slot(request.py_request_id)
+        self.last_batch = {r.py_request_id for r in requests}
 
     patch(SeqSlotManager, "prepare_resources", prepare_resources)

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from engines.portable.pyexecutor.llm_request import LlmRequest
-from engines.portable.pyexecutor.resource_manager import SlotManager
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 
 
 class ContextObserver:
     """Reads the worker's context buffers, by row of the batch and by request."""
 
-    def __init__(self, worker: Any, slot_manager: SlotManager) -> None:
+    def __init__(self, worker: Any, slots: SeqSlotManager) -> None:
         self._worker = worker
-        self._slot_manager = slot_manager
+        self._slots = slots
 
     def lengths(self, attn: Any, spec: Any) -> dict[str, list[int]]:
         """Columns of each generation's context. The map from rows to slots outlives requests that fail."""
@@ -33,9 +33,7 @@ class ContextObserver:
 
     def content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, list[list[int]]]]:
         """Position and value of each committed column of each request."""
-        content = {}
-        for request in requests:
-            slot = self._slot_manager.get_slot(request.py_request_id)
-            columns = torch.stack([self._worker._ctx_k_buf[slot], self._worker._ctx_v_buf[slot]], dim=1)
-            content[request.py_request_id] = columns[: request.num_cached_tokens].tolist()
-        return {"draft_context": content}
+        lens = {request.py_request_id: request.num_cached_tokens for request in requests}
+        rows = zip(lens.items(), self._slots.get_slots(list(lens)))
+        columns = torch.stack([self._worker._ctx_k_buf, self._worker._ctx_v_buf], dim=2)
+        return {"draft_context": {request: columns[slot, :count].tolist() for (request, count), slot in rows}}

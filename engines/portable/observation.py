@@ -13,6 +13,7 @@ from engines.portable._utils import is_current_stream_capturing
 from engines.portable.context_observation import ContextObserver
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
@@ -61,8 +62,8 @@ class Observer:
         self._label = Labels()
         sparse = BACKENDS[config.attention_backend].sparse
         self._sparse = SparseObserver(executor.kv_cache_manager) if sparse else None  # type: ignore[arg-type]
-        slots = getattr(executor.model_engine.spec_metadata, "slot_manager", None)
-        self._context = None if slots is None else ContextObserver(worker, slots)
+        slots = executor.spec_resource_manager
+        self._context = ContextObserver(worker, slots) if isinstance(slots, SeqSlotManager) else None
         self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from scenarios import UsageError
 
@@ -24,6 +25,9 @@ ATTENTION_PACKAGES = ("attention.backends", "attention_backend")
 """The package of the attention metadata under ``tensorrt_llm/_torch``, newest name first."""
 
 SPECULATIVE = f"{PACKAGE}._torch.speculative"
+
+DRIVEN: Final = ("Eagle3OneModelWorker", "MTPEagleWorker", "DraftTargetOneModelWorker", "PARDWorker")
+"""Workers that the suite has a driver for."""
 
 
 def attention_package(layout: str) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
-from engines.portable.pyexecutor.resource_manager import BaseResourceManager, KVCacheManager
+from engines.portable.pyexecutor.resource_manager import KVCacheManager, SpecResourceManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from scenarios import Phase
 from scenarios.tracer import PAD_TOKEN
@@ -40,12 +40,11 @@ class PyExecutor:
         kv_cache_manager: KVCacheManager,
         sampler: SpecSampler,
         error_budget: int,
-        spec_resource_manager: BaseResourceManager | None = None,
+        spec_resource_manager: SpecResourceManager | None = None,
     ) -> None:
         self.model_engine = model_engine
         self.kv_cache_manager = kv_cache_manager
-        others = () if spec_resource_manager is None else (spec_resource_manager,)
-        self.resource_managers: tuple[BaseResourceManager, ...] = (kv_cache_manager, *others)
+        self.spec_resource_manager = spec_resource_manager
         self.sampler = sampler
         self.active_requests: dict[int, LlmRequest] = {}
         self._errors_left = error_budget
@@ -82,9 +81,7 @@ class PyExecutor:
     def _run_batch(self, iteration: Iteration) -> None:
         batch, phase = iteration.batch, iteration.phase
         self._pad_draft_tokens(iteration)
-        self.kv_cache_manager.add_dummy_requests([r for r in batch.all_requests() if r.is_dummy])
-        for manager in self.resource_managers:
-            manager.prepare_resources(batch)
+        self._prepare_resources(batch)
         outputs = self.model_engine.forward(
             batch,
             iteration.draft_len,
@@ -93,6 +90,15 @@ class PyExecutor:
         )
         state = self.sampler.sample_async(batch, outputs, iteration.draft_len)
         self.sampler.update_requests(state)
+
+    def _prepare_resources(self, batch: ScheduledRequests) -> None:
+        """Grant what the batch needs of the KV cache, then of what the worker keeps."""
+        dummies = [r for r in batch.all_requests() if r.is_dummy]
+        self.kv_cache_manager.add_dummy_requests(dummies)
+        self.kv_cache_manager.prepare_resources(batch)
+        if self.spec_resource_manager is not None:
+            self.spec_resource_manager.add_dummy_requests(dummies)
+            self.spec_resource_manager.prepare_resources(batch)
 
     def _pad_draft_tokens(self, iteration: Iteration) -> None:
         """Give each request the draft slots of this step: its drafts, cut to the draft length, then padding."""
@@ -128,8 +134,9 @@ class PyExecutor:
 
     def _free(self, requests: Iterable[LlmRequest]) -> None:
         for request in requests:
-            for manager in self.resource_managers:
-                manager.free_resources(request)
+            self.kv_cache_manager.free_resources(request)
+            if self.spec_resource_manager is not None:
+                self.spec_resource_manager.free_resources(request)
 
 
 def is_cuda_error(error: BaseException) -> bool:

@@ -45,9 +45,8 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     tracer = SparseTracer(slots, device, config.index_topk) if sparse else Tracer(slots, device)
     steering = Steering(config.max_num_requests, device)
     draft_model = get_draft_model(spec_config.spec_dec_mode, tracer, steering)
-    # A running request owns a page at least, in the batch or not.
     num_slots = config.num_blocks
-    spec_resource_manager = get_spec_resource_manager(spec_config, num_slots)
+    spec_resource_manager = get_spec_resource_manager(spec_config, num_slots=num_slots)
     worker = get_spec_worker(spec_config, num_slots=num_slots, max_seq_len=config.max_seq_len, device=device)
     model_engine = PyTorchModelEngine(
         model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker),

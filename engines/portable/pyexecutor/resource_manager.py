@@ -1,52 +1,14 @@
-"""What requests own: slots of fixed size, and pages of the KV cache with the pools that hold its entries."""
+"""What requests own: pages of the KV cache with the pools that hold the entries, and slots of per-request state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from engines.portable._utils import host_tensor
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from scenarios.tracer import EMPTY
-
-
-class BaseResourceManager(Protocol):
-    """Whatever the executor asks for a request's resources, and gives them back to."""
-
-    def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
-        """Grant what a step needs."""
-
-    def free_resources(self, request: LlmRequest) -> None:
-        """Take everything back; does nothing for a request that owns nothing."""
-
-
-class SlotManager:
-    """Slots 0 to ``max_num_requests - 1``, one per request."""
-
-    def __init__(self, max_num_requests: int) -> None:
-        self.max_num_requests = max_num_requests
-        self.slot_mapping: dict[int, int] = {}
-        # The slot freed last is granted first, so that what it still holds is soon somebody else's.
-        self.free_slots = list(range(max_num_requests))[::-1]
-
-    def get_slot(self, request_id: int) -> int | None:
-        """Slot of a request, None when it has none."""
-        return self.slot_mapping.get(request_id)
-
-    def add_slot(self, request_id: int) -> None:
-        """Give a request a slot, if it has none. Raises ``RuntimeError`` when none is free."""
-        if request_id in self.slot_mapping:
-            return
-        if not self.free_slots:
-            raise RuntimeError(f"slots exhausted: request {request_id} needs one and none is free")
-        self.slot_mapping[request_id] = self.free_slots.pop()
-
-    def remove_slot(self, request_id: int) -> None:
-        """Take the slot of a request back, if it has one."""
-        if request_id in self.slot_mapping:
-            self.free_slots.append(self.slot_mapping.pop(request_id))
 
 
 class KVCacheManager:
@@ -164,3 +126,64 @@ class KVCacheManager:
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.tokens_per_block)
+
+
+class SlotManager:
+    """Gives each request a slot of its own among ``num_slots``."""
+
+    def __init__(self, num_slots: int) -> None:
+        # The slot freed last is granted first, so that what it still holds is soon somebody else's.
+        self._free_slots = list(range(num_slots))[::-1]
+        self._slots: dict[int, int] = {}
+
+    def add_slot(self, request_id: int) -> int:
+        """Grant a slot; raises ``ValueError`` for a request that has one and ``RuntimeError`` when none is free."""
+        if request_id in self._slots:
+            raise ValueError(f"request {request_id} already has a slot")
+        if not self._free_slots:
+            raise RuntimeError(f"request {request_id} needs a slot and none is free")
+        self._slots[request_id] = self._free_slots.pop()
+        return self._slots[request_id]
+
+    def get_slots(self, request_ids: Iterable[int]) -> list[int]:
+        """Slots of requests, in their order; raises ``KeyError`` for one that has none."""
+        return [self._slots[request_id] for request_id in request_ids]
+
+    def get_slot(self, request_id: int) -> int | None:
+        """Slot of a request, None when it has none."""
+        return self._slots.get(request_id)
+
+    def remove_slot(self, request_id: int) -> None:
+        """Take a slot back; does nothing for a request that has none."""
+        if request_id in self._slots:
+            self._free_slots.append(self._slots.pop(request_id))
+
+
+class SpecResourceManager:
+    """What a worker keeps for each request from its first prompt token to its end, by slot.
+
+    The executor asks it after the KV-cache manager. There is a slot per page of the KV cache (upstream: per row of
+    a batch, and one more), as requests that are not in the batch keep theirs, and each owns a page.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.slot_manager = SlotManager(num_slots)
+
+    def add_dummy_requests(self, requests: Sequence[LlmRequest]) -> None:
+        """Grant dummy generations the slots that they would have been granted in an earlier step."""
+        for request in requests:
+            if not request.is_context:
+                self._add_slot(request)
+
+    def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
+        """Grant a slot to each request that starts; all others have theirs."""
+        for request in scheduled_batch.context_requests:
+            if request.is_first_context_chunk:
+                self._add_slot(request)
+
+    def free_resources(self, request: LlmRequest) -> None:
+        """Take the slot back; does nothing for a request that has none."""
+        self.slot_manager.remove_slot(request.py_request_id)
+
+    def _add_slot(self, request: LlmRequest) -> int:
+        return self.slot_manager.add_slot(request.py_request_id)

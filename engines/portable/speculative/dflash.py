@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor, is_current_stream_capturing, is_graph_warmup
-from engines.portable.pyexecutor.resource_manager import SlotManager
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
 from engines.portable.speculative.parallel import ParallelSpecWorker
@@ -19,11 +19,11 @@ from engines.portable.speculative.parallel import ParallelSpecWorker
 class DFlashSpecMetadata(Eagle3OneModelSpecMetadata):
     """Captures hidden states as Eagle3 does, and knows where the context of each row is kept.
 
-    slot_manager   slots of the requests
-    batch_to_slot  int64 [max_num_requests], device: slot per row; all dummies share the one behind the others
+    seq_slot_manager  slots of the requests
+    batch_to_slot     int64 [max_num_requests], device: slot of each row
     """
 
-    slot_manager: SlotManager
+    seq_slot_manager: SeqSlotManager
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,8 +33,7 @@ class DFlashSpecMetadata(Eagle3OneModelSpecMetadata):
         """Fill the buffers from the fields of the step."""
         super().prepare()
         assert self.request_ids is not None
-        found = [self.slot_manager.get_slot(request_id) for request_id in self.request_ids]
-        slots = [self.slot_manager.max_num_requests if slot is None else slot for slot in found]
+        slots = self.seq_slot_manager.get_slots(self.request_ids)
         self.batch_to_slot[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
 
     def get_hidden_states(self, num_tokens: int) -> Tensor:

@@ -32,7 +32,7 @@ MODES = {
 """Mode of each worker, by the worker's class name."""
 
 
-def get_spec_resource_manager(spec_config: DecodingConfig, num_slots: int) -> SeqSlotManager | None:
+def get_spec_resource_manager(spec_config: DecodingConfig, *, num_slots: int) -> SeqSlotManager | None:
     """What the mode keeps per request beside its KV; ``num_slots`` requests run at a time at most."""
     return SeqSlotManager(num_slots) if spec_config.spec_dec_mode.keeps_context() else None
 
@@ -56,7 +56,7 @@ def get_spec_metadata(
     layers = () if mode.is_mtp_eagle_one_model() else tuple(range(NUM_LAYERS))
     capture: dict[str, Any] = {"hidden_size": HIDDEN_SIZE, "layers_to_capture": layers}
     if spec_resource_manager is not None:
-        return DFlashSpecMetadata(**sizes, **capture, slot_manager=spec_resource_manager.slot_manager)
+        return DFlashSpecMetadata(**sizes, **capture, seq_slot_manager=spec_resource_manager)
     return Eagle3OneModelSpecMetadata(**sizes, **capture)
 
 

@@ -153,10 +153,10 @@ class Batch:
         self.worker: Any = get_spec_worker(config, num_slots=4, max_seq_len=64, device=CPU)
         self.draft_model = DraftModel()
         self.attn: Any = attention_metadata(self.manager)
-        self.slots = get_spec_resource_manager(config, 4)
+        self.slots = get_spec_resource_manager(config, num_slots=4)
         if self.slots is not None:
-            for batch in (ScheduledRequests((), tuple(gens)), ScheduledRequests(tuple(contexts))):
-                self.slots.prepare_resources(batch)
+            for request in [*gens, *contexts]:
+                self.slots.slot_manager.add_slot(request.py_request_id)
             self.worker._ctx_len[: len(gens)] = torch.tensor(pasts, dtype=torch.int64)
         self.spec: Any = get_spec_metadata(config, 4, 64, CPU, self.slots)
         if graph:

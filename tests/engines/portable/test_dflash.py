@@ -9,6 +9,7 @@ import torch
 
 from engines.portable.graphs import CpuGraph
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from faults import TORCH, Sites
 from scenarios import Fault, FaultKind
 from tests.engines.portable.support import BLOCK, MASK, Batch, state
@@ -167,18 +168,16 @@ def test_contexts_come_back_wherever_a_torch_call_fails(
 
 
 def test_slots_are_kept_until_a_request_ends() -> None:
-    batch = Batch(DFLASH)
-    assert batch.slots is not None
-    manager = batch.slots.slot_manager
-    request = LlmRequest(10, [1])
-    batch.slots.prepare_resources(ScheduledRequests())
-    assert [manager.get_slot(i) for i in (10, 11, 0)] == [0, 1, 2]
-    batch.slots.free_resources(request)
-    batch.slots.free_resources(request)
-    assert manager.get_slot(10) is None
-    dummy = LlmRequest(8, [1], is_dummy=True)
-    batch.slots.prepare_resources(ScheduledRequests((dummy, LlmRequest(7, [1]))))
-    assert (manager.get_slot(8), manager.get_slot(7)) == (None, 0)
-    batch.slots.prepare_resources(ScheduledRequests((LlmRequest(6, [1]),)))
-    with pytest.raises(RuntimeError, match="slots exhausted: request 5 needs one"):
-        batch.slots.prepare_resources(ScheduledRequests((LlmRequest(5, [1]),)))
+    slots = SeqSlotManager(2)
+    first, second, third = (LlmRequest(i, [1]) for i in (7, 8, 9))
+    dummy = LlmRequest(5, [1], is_dummy=True)
+    slots.add_dummy_requests([dummy])
+    slots.prepare_resources(ScheduledRequests((dummy, first, second)))
+    slots.prepare_resources(ScheduledRequests((), (second,)))
+    assert slots.get_slots([7, 5, 8]) == [0, 2, 1]
+    with pytest.raises(RuntimeError, match="request 9 needs a slot and none is free"):
+        slots.prepare_resources(ScheduledRequests((third,)))
+    slots.free_resources(first)
+    slots.free_resources(first)
+    slots.prepare_resources(ScheduledRequests((third,)))
+    assert slots.get_slots([9, 7, 8]) == [0, 2, 1]
