@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from scenarios import tracer
-from scenarios.tracer import EMPTY, MASK_TOKEN, PRIME, VOCAB_SIZE
+from scenarios.tracer import EMPTY, MASK_TOKEN, POSITION_FACTOR, PRIME, VOCAB_SIZE
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,6 +67,34 @@ def locate(cu_q: Tensor, cu_kv: Tensor, rows: int) -> Rows:
     sequence = torch.searchsorted(ends, row, right=True).clamp_(max=len(ends) - 1)
     first = cu_kv[1:] - cu_kv[:-1] - ends
     return Rows(sequence, (row + first.index_select(0, sequence)).long())
+
+
+@_unseen
+def own_terms(rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
+    """What each target row adds to the digest of its sequence: int64 [rows]."""
+    return term(rows.index, entry(positions.long(), tokens.long()))
+
+
+@_unseen
+def block_digests(
+    ctx_positions: Tensor, ctx_values: Tensor, num_ctx: Tensor, positions: Tensor, tokens: Tensor
+) -> Tensor:
+    """Digests of blocks of query rows over a context of columns: int64 [n, block + 1].
+
+    The first is that of the columns, each other one includes one row more: the first row with its token, those behind
+    it with what the target would choose there.
+
+    ctx_positions, ctx_values  int64 [n, columns], of which the first ``num_ctx``, int64 [n], are read
+    positions, tokens          int [n, block]
+    """
+    index = torch.arange(ctx_values.shape[1], device=ctx_values.device)
+    columns = ctx_values + POSITION_FACTOR * (ctx_positions - index)
+    digests = [torch.where(index < num_ctx.unsqueeze(1), columns, 0).sum(1) % PRIME]
+    token = tokens[:, 0].long()
+    for row, position in enumerate(positions.long().unbind(1)):
+        digests.append((digests[-1] + term(num_ctx + row, entry(position, token))) % PRIME)
+        token = choose(digests[-1])
+    return torch.stack(digests, dim=1)
 
 
 def _write(pool: Tensor, table: Tensor, rows: Rows, values: Tensor) -> None:

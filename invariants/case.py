@@ -147,6 +147,10 @@ class StepCase:
         """Draft slots of a generation row."""
         return self.config.tokens_per_gen_step(self.asked.draft_len) - 1
 
+    def reads_own_context(self, moment: Moment) -> bool:
+        """Whether a draft model is about to run that asks neither the KV cache nor the metadata how far it reaches."""
+        return self.traits.keeps_context and moment.name.startswith("draft[")
+
     @property
     def ledger(self) -> Moment | None:
         """The moment at which the KV-cache manager was observed: ``updated``, or ``failed`` when it was handled."""

@@ -9,8 +9,8 @@ from invariants.case import StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
 
-CONTENT: Final = ("target_kv", "draft_kv", "draft_layers_kv", "target_indexer_kv", "draft_indexer_kv")
-"""What the caches hold for each request; a drafter has one or one per layer, a dense backend no indexer."""
+CONTENT: Final = ("target_kv", "draft_kv", "draft_layers_kv", "target_indexer_kv", "draft_indexer_kv", "draft_context")
+"""What the caches hold for each request; a drafter has one, one per layer or a context of its own."""
 
 
 @invariant(

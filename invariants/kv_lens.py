@@ -11,21 +11,24 @@ draft call i >= 1    kv0 + i                     kv0 - (K - acc) + i - 1
 the loop's end       kv0 + K                     kv0 + acc - 1
 ==================== =========================== ===========================
 
-is a linear drafter's course. A parallel drafter adds 1 to each generation for its only call and takes
-``1 - acc`` off again: ``kv0``, ``kv0 + 1``, ``kv0 + acc``. One that is fed the last cached tokens again takes off what
-was not accepted before its first call, and leaves it at that: ``kv0``, ``kv0 - (K + 1 - acc)``. Without drafts, or
-without a draft model, nothing moves. A worker that saves ``kv_lens_cuda`` itself, as some do while a graph is warmed
-up, gives ``kv0`` back.
+is a linear drafter's course. A drafter of one call, parallel or with a context of its own, adds 1 to each generation
+for it and takes ``1 - acc`` off again: ``kv0``, ``kv0 + 1``, ``kv0 + acc``. One that is fed the last cached tokens
+again takes off what was not accepted before its first call, and leaves it at that: ``kv0``, ``kv0 - (K + 1 - acc)``.
+Without drafts, or without a draft model, nothing moves. A worker that saves ``kv_lens_cuda`` itself, as some do while
+a graph is warmed up, gives ``kv0`` back.
 """
 
 from __future__ import annotations
 
 from itertools import chain
+from typing import Final
 
 from invariants.case import Moment, Run, StepCase
 from invariants.check import Check
 from invariants.lifecycle import LAYOUT
 from invariants.registry import REFERENCE, invariant
+
+_LENGTHS: Final = ("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens", "ctx_len")
 
 
 class Course:
@@ -37,6 +40,7 @@ class Course:
         self.accepted = accepted[self.contexts :]
         self.draft_len = step.draft_len
         self.traits = step.traits
+        self.one_call = step.traits.parallel or step.traits.keeps_context
         self.saved: bool | None = False
         """Whether the lengths themselves are saved, which some workers do in graph warm-up; None if unknown."""
         if run.phase == "graph_warmup" and step.draft_len:
@@ -46,7 +50,7 @@ class Course:
     def during(self, i: int) -> list[int]:
         """Before draft call ``i``; for a linear drafter ``i == K`` is the end of the loop."""
         contexts, generations = self.start[: self.contexts], self.start[self.contexts :]
-        if self.traits.parallel:
+        if self.one_call:
             return contexts + [kv + 1 for kv in generations]
         if self.traits.feeds_history:
             return contexts + [kv + acc - 1 - self.draft_len for kv, acc in self._accepting(generations)]
@@ -57,9 +61,9 @@ class Course:
 
     def end(self) -> list[int]:
         """When the worker's forward has returned."""
-        if self.saved or not self.traits.draft_model:
+        if self.saved or self.draft_len == 0 or not self.traits.draft_model:
             return self.start
-        if not self.traits.parallel:
+        if not self.one_call:
             return self.during(self.draft_len)
         generations = self._accepting(self.start[self.contexts :])
         return self.start[: self.contexts] + [kv + acc for kv, acc in generations]
@@ -72,7 +76,7 @@ class Course:
 
         A loop moves the generations before the contexts. The next ``prepare`` writes all of it anew.
         """
-        loops = self.traits.draft_model and not (self.traits.parallel or self.traits.feeds_history)
+        loops = self.traits.draft_model and not (self.one_call or self.traits.feeds_history)
         if self.saved or not loops:
             return [self.start, self.end()]
         between = self.start[: self.contexts] + self.during(1)[self.contexts :]
@@ -87,7 +91,7 @@ class Course:
 def kv_lens_balanced(step: StepCase, check: Check) -> None:
     """Every forward moves ``kv_lens_cuda`` along its drafter's course, by the counts that it accepted itself.
 
-    After a failure it lies on that course; a parallel drafter's increment is either undone or made up to the
+    After a failure it lies on that course; the increment for an only call is either undone or made up to the
     accepted count, never left alone.
     """
     if step.prepared is None or "kv_lens_cuda" not in step.prepared.seen:
@@ -188,9 +192,11 @@ def host_kv_lens_consistent(step: StepCase, check: Check) -> None:
 def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
     """In every forward the positions of a row run up to its KV length: the last one is ``kv_lens_cuda - 1``.
 
-    Of the target and of each draft call; position and length are advanced by different code.
+    Of the target and of each draft call that reads the cache; position and length are advanced by different code.
     """
     for moment in step.moments:
+        if step.reads_own_context(moment):
+            continue
         seen = moment.seen
         if "position_ids" in seen and "kv_lens_cuda" in seen and "_seq_lens" in seen:
             rows = zip(seen["kv_lens_cuda"], seen["_seq_lens"], strict=False)
@@ -211,7 +217,7 @@ def kv_lens_within_pages(step: StepCase, check: Check) -> None:
     room = [len(pages) * size for pages in step.prepared.seen["kv_cache_block_offsets"]]
     for run in step.runs:
         for moment in (run.entered, *run.drafts.values()):
-            if moment is not None and "kv_lens_cuda" in moment.seen:
+            if moment is not None and "kv_lens_cuda" in moment.seen and not step.reads_own_context(moment):
                 kv = moment.seen["kv_lens_cuda"]
                 fits = len(kv) == len(room) and all(map(int.__le__, kv, room))
                 check.that(fits, moment, "kv_lens_cuda", room, kv, f"lengths {kv} exceed the granted {room} tokens")
@@ -219,12 +225,12 @@ def kv_lens_within_pages(step: StepCase, check: Check) -> None:
 
 @invariant(
     "kv-lens-equals-reference",
-    reads=("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens"),
-    museum=("TRT-04", "TRT-32", "TRT-37", "VLL-23"),
+    reads=_LENGTHS,
+    museum=("TRT-02", "TRT-04", "TRT-32", "TRT-37", "VLL-23"),
     kind=REFERENCE,
 )
 def kv_lens_equals_reference(step: StepCase, check: Check) -> None:
-    """At every sub-step of a forward the KV lengths, host's and device's, are the reference's."""
+    """At every sub-step of a forward the KV lengths, host's and device's, and a drafter's own are the reference's."""
     for moment in step.moments:
         if moment is not step.failed:
-            check.said(moment, ("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens"))
+            check.said(moment, _LENGTHS)

@@ -135,10 +135,11 @@ def restored_layout(step: StepCase, check: Check) -> None:
 
 @invariant("substeps-in-order", reads=(), museum=("TRT-70", "VLL-22"), kind=REFERENCE)
 def substeps_in_order(step: StepCase, check: Check) -> None:
-    """A step that succeeds passes every sub-step once and in order: K draft calls, or one of a parallel drafter.
+    """A step that succeeds passes every sub-step once and in order: K draft calls, or one that makes all drafts.
 
-    Without drafts a linear drafter still makes one call, to take in the step's tokens (PR #16888). A worker without
-    a draft model makes none and saves nothing.
+    Without drafts a linear drafter still makes one call, to take in the step's tokens (PR #16888); a drafter with a
+    context of its own makes none then, nor for a batch of contexts. A worker without a draft model makes none and
+    saves nothing.
     """
     if step.actual.outcome != "ok" or step.asked.fault is not None:
         return

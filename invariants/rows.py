@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
 from invariants.case import Row, StepCase
 from invariants.check import Check
 from invariants.lifecycle import LAYOUT
 from invariants.registry import REFERENCE, invariant
 from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN, prompt_token
+
+_DRAFT_INPUTS: Final = ("input_ids", "position_ids", "hidden_states", "num_ctx_per_req", "draft_all_rank_num_tokens")
 
 
 @lru_cache(maxsize=1024)
@@ -149,6 +151,7 @@ def _drafts_made(row: Row) -> list[int] | None:
         "input_ids",
         "position_ids",
         "hidden_states",
+        "num_ctx_per_req",
         "request_ids",
         "gather_ids",
         "draft_tokens",
@@ -166,4 +169,4 @@ def inputs_equal_reference(step: StepCase, check: Check) -> None:
         )
     for run in step.runs:
         for moment in run.drafts.values():
-            check.said(moment, ("input_ids", "position_ids", "hidden_states", "draft_all_rank_num_tokens"))
+            check.said(moment, _DRAFT_INPUTS)

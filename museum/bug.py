@@ -16,6 +16,8 @@ DRAFT_TARGET: Final = "DraftTargetOneModelWorker"
 PARD: Final = "PARDWorker"
 MTP: Final = "MTPWorker"
 SA: Final = "SAWorker"
+DFLASH: Final = "DFlashWorker"
+DSPARK: Final = "DSparkWorker"
 
 
 class Patch:

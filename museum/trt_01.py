@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, MTP, MTP_EAGLE, PARD, Patch, bug
+from museum.bug import DFLASH, DRAFT_TARGET, DSPARK, EAGLE3, MTP, MTP_EAGLE, PARD, Patch, bug
 
 _REFERENCE = "TensorRT-LLM #16382, #16325, #16381"
+_PARALLEL = (PARD, DFLASH, DSPARK)
 _LEAK = ("saved-state-empty", "restored-identity", "steps-complete", "next-step-equals-never-failed-twin")
 
 
@@ -24,7 +25,7 @@ _LEAK = ("saved-state-empty", "restored-identity", "steps-complete", "next-step-
 @bug(
     "TRT-01",
     kind="K2",
-    workers=(PARD,),
+    workers=_PARALLEL,
     title="A forward that fails neither restores what it saved nor takes its KV increment back",
     reference=_REFERENCE,
     caught_by=(*_LEAK, "kv-lens-balanced"),
@@ -56,7 +57,7 @@ def forward_assigned(patch: Patch) -> None:
 @bug(
     "TRT-01",
     kind="K2",
-    workers=(PARD,),
+    workers=_PARALLEL,
     variant="restore-only",
     title="After a failure the saved tensors are restored, but the KV increment is not taken back",
     reference=_REFERENCE,
@@ -64,66 +65,66 @@ def forward_assigned(patch: Patch) -> None:
 )
 def rewind_lost(patch: Patch) -> None:
     from engines.portable.speculative.interface import SpecWorkerBase
-    from engines.portable.speculative.pard import PARDWorker
+    from engines.portable.speculative.parallel import ParallelSpecWorker
 
-    patch(PARDWorker, "_ensure_spec_dec_state_restored", SpecWorkerBase._ensure_spec_dec_state_restored)
+    patch(ParallelSpecWorker, "_ensure_spec_dec_state_restored", SpecWorkerBase._ensure_spec_dec_state_restored)
 
 
 @bug(
     "TRT-01",
     kind="K2",
-    workers=(PARD,),
+    workers=_PARALLEL,
     variant="rewind-only",
     title="After a failure the KV increment is taken back, but the saved tensors are not restored",
     reference=_REFERENCE,
     caught_by=_LEAK,
 )
 def restore_lost(patch: Patch) -> None:
-    from engines.portable.speculative.pard import PARDWorker
+    from engines.portable.speculative.parallel import ParallelSpecWorker
 
     def _ensure_spec_dec_state_restored(self: Any, attn_metadata: Any, spec_metadata: Any) -> None:
         if self._kv_rewind_pending:
             self._apply_kv_rewind_after_draft(attn_metadata)
 
-    patch(PARDWorker, "_ensure_spec_dec_state_restored", _ensure_spec_dec_state_restored)
+    patch(ParallelSpecWorker, "_ensure_spec_dec_state_restored", _ensure_spec_dec_state_restored)
 
 
 @bug(
     "TRT-01",
     kind="K2",
-    workers=(PARD,),
+    workers=_PARALLEL,
     variant="rewind-restored",
     title="In graph warm-up, where the KV lengths themselves are saved, the rewind is applied to the restored ones too",
     reference=_REFERENCE,
     caught_by=("kv-lens-balanced", "kv-lens-equals-reference"),
 )
 def rewind_of_restored_lengths(patch: Patch) -> None:
-    from engines.portable.speculative.pard import PARDWorker
+    from engines.portable.speculative.parallel import ParallelSpecWorker
 
     def _apply_kv_rewind_after_draft(self: Any, attn_metadata: Any) -> None:
         attn_metadata.kv_lens_cuda[self._kv_rewind_nc : self._kv_rewind_bs].sub_(self._kv_rewind_amount)
         self._kv_rewind_pending = False
 
-    patch(PARDWorker, "_apply_kv_rewind_after_draft", _apply_kv_rewind_after_draft)
+    patch(ParallelSpecWorker, "_apply_kv_rewind_after_draft", _apply_kv_rewind_after_draft)
 
 
 @bug(
     "TRT-01",
     kind="K2",
-    workers=(PARD,),
+    workers=_PARALLEL,
     variant="rewind-twice",
     title="The rewind stays pending once it is applied, and the cleanup applies it again",
     reference=_REFERENCE,
     caught_by=("kv-lens-balanced", "kv-lens-equals-reference"),
 )
 def rewind_twice(patch: Patch) -> None:
-    from engines.portable.speculative.pard import PARDWorker
+    from engines.portable.speculative.parallel import ParallelSpecWorker
 
-    apply_kv_rewind_after_draft = PARDWorker._apply_kv_rewind_after_draft
+    apply_kv_rewind_after_draft = ParallelSpecWorker._apply_kv_rewind_after_draft
 
     def _apply_kv_rewind_after_draft(self: Any, attn_metadata: Any) -> None:
         pending = self._kv_rewind_pending
         apply_kv_rewind_after_draft(self, attn_metadata)
         self._kv_rewind_pending = pending
 
-    patch(PARDWorker, "_apply_kv_rewind_after_draft", _apply_kv_rewind_after_draft)
+    patch(ParallelSpecWorker, "_apply_kv_rewind_after_draft", _apply_kv_rewind_after_draft)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, MTP_EAGLE, SA, Patch, bug
+from museum.bug import DFLASH, DSPARK, EAGLE3, MTP_EAGLE, SA, Patch, bug
 
 _REFERENCE = "TensorRT-LLM #16888"
 
@@ -54,3 +54,23 @@ def _skip(patch: Patch, worker: Any) -> None:
         return self._outputs(logits, tokens, tokens.new_ones(len(tokens)), tokens[:, :0])
 
     patch(worker, "skip_drafting", skip_drafting)
+
+
+@bug(
+    "TRT-70",
+    kind="K8",
+    workers=(DFLASH, DSPARK),
+    title="A step with draft length 0 leaves the drafter's context as it is, short of a token from then on",
+    reference=_REFERENCE,
+    caught_by=("ctx-len-counts-committed", "draft-context-equals-cache", "drafts-equal-reference"),
+)
+def context_not_grown(patch: Patch) -> None:
+    from engines.portable.speculative.dflash import DFlashWorker
+
+    def skip_drafting(
+        self: Any, position_ids: Any, logits: Any, attn_metadata: Any, spec_metadata: Any, draft_model: Any
+    ) -> Any:
+        tokens = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
+        return self._outputs(logits, tokens, tokens.new_ones(len(tokens)), tokens[:, :0])
+
+    patch(DFlashWorker, "skip_drafting", skip_drafting)

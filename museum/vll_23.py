@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, MTP, MTP_EAGLE, SA, Patch, bug
+from museum.bug import DFLASH, EAGLE3, MTP, MTP_EAGLE, SA, Patch, bug
 
 _TITLE = "Rejected tokens stay in the KV lengths of the later draft steps"
 _REFERENCE = "vllm-ascend #14883"
@@ -94,3 +94,24 @@ def rejected_stay_in_the_text(patch: Patch) -> None:
         return committed
 
     patch(SAWorker, "_committed", _committed)
+
+
+@bug(
+    "VLL-23",
+    kind="K1",
+    workers=(DFLASH,),
+    title="Rejected tokens stay in the drafter's context",
+    reference="vllm-ascend #14883",
+    caught_by=("ctx-len-counts-committed", "draft-block-follows-context", "draft-context-equals-cache"),
+)
+def rejected_stay_in_context(patch: Patch) -> None:
+    from engines.portable.speculative.dflash import DFlashWorker
+
+    append = DFlashWorker._append_to_context
+
+    def _append_to_context(
+        self: Any, position_ids: Any, num_accepted: Any, attn_metadata: Any, spec_metadata: Any, draft_model: Any
+    ) -> None:
+        append(self, position_ids, attn_metadata.seq_lens_cuda, attn_metadata, spec_metadata, draft_model)
+
+    patch(DFlashWorker, "_append_to_context", _append_to_context)

@@ -7,13 +7,10 @@ follow from them as in upstream's ``on_update``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from reference.batch import Batch
-from reference.workers.interface import DraftCall
+from reference.workers.interface import DraftCall, Fields
 from scenarios.model import Config
-
-Fields = dict[str, Any]
 
 UNSPECIFIED_AFTER_FAILURE = ("kv_lens_cuda", "use_spec_decoding")
 
@@ -23,16 +20,18 @@ def metadata(
     kv_lens: Sequence[int],
     num_contexts: int,
     *,
+    counted: Sequence[int] | None = None,
     saved: Sequence[str] = (),
     use_spec_decoding: bool = True,
 ) -> Fields:
-    """The fields that every sub-step but ``updated`` has."""
+    """The fields that every sub-step but ``updated`` has. ``counted``: lengths that ``on_update`` last saw."""
+    counted = seq_lens if counted is None else counted
     num_generations = len(seq_lens) - num_contexts
     return {
         "num_contexts": num_contexts,
         "num_generations": num_generations,
-        "num_ctx_tokens": sum(seq_lens[:num_contexts]),
-        "num_tokens": sum(seq_lens),
+        "num_ctx_tokens": sum(counted[:num_contexts]),
+        "num_tokens": sum(counted),
         "_seq_lens": list(seq_lens),
         "_seq_lens_cuda": list(seq_lens),
         "kv_lens_cuda": list(kv_lens),
@@ -71,10 +70,16 @@ def prepared(batch: Batch, config: Config) -> Fields:
 def drafting(call: DraftCall, saved: Sequence[str]) -> Fields:
     """Before a call of the draft model, with the inputs of that call."""
     fields = metadata(
-        call.seq_lens, call.kv_lens, call.num_contexts, saved=saved, use_spec_decoding=call.use_spec_decoding
+        call.seq_lens,
+        call.kv_lens,
+        call.num_contexts,
+        counted=call.counted,
+        saved=saved,
+        use_spec_decoding=call.use_spec_decoding,
     )
-    inputs = {"input_ids": call.input_ids, "position_ids": call.position_ids, "hidden_states": call.hidden_states}
-    fields |= {name: values for name, values in inputs.items() if values is not None}
+    for name in ("input_ids", "position_ids", "hidden_states", "num_ctx_per_req"):
+        if (value := getattr(call, name)) is not None:
+            fields[name] = value
     # There is one rank, so there are no counts to be told.
     return fields | {"draft_all_rank_num_tokens": None} if call.takes_rank_counts else fields
 

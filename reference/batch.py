@@ -84,19 +84,21 @@ class Row:
 class Batch:
     """Rows of one step.
 
-    draft_len  K, drafts verified and made per row (upstream: ``runtime_draft_len``)
-    width      draft slots of a generation (upstream: ``runtime_tokens_per_gen_step - 1``)
+    draft_len      K, drafts verified and made per row (upstream: ``runtime_draft_len``)
+    max_draft_len  Kmax, the longest that K can be
+    width          draft slots of a generation (upstream: ``runtime_tokens_per_gen_step - 1``)
     """
 
     rows: list[Row]
     num_contexts: int
     draft_len: int
+    max_draft_len: int
     width: int
 
     @property
-    def of_dummies(self) -> bool:
-        """Whether its rows are dummies, as in every step of start-up and in no other."""
-        return all(row.request is None for row in self.rows)
+    def is_startup(self) -> bool:
+        """Whether it holds dummies, of which no step but those of start-up has any."""
+        return self.rows[0].request is None
 
     @property
     def contexts(self) -> list[Row]:
@@ -146,7 +148,7 @@ def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Bat
     width = config.tokens_per_gen_step(step.draft_len) - 1
     rows = [_context(row, config, histories) for row in step.contexts]
     rows += [_generation(row, step.draft_len, width, config, histories) for row in step.generations]
-    return Batch(rows, len(step.contexts), step.draft_len, width)
+    return Batch(rows, len(step.contexts), step.draft_len, config.max_draft_len, width)
 
 
 def _context(row: Context, config: Config, histories: Mapping[int, History]) -> Row:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference.history import History, Text
-from scenarios.tracer import EMPTY, choose, disagree, entry
+from scenarios.tracer import EMPTY, choose, disagree, entry, term
 
 
 class Chain(NamedTuple):
@@ -41,6 +41,11 @@ def rollout(text: Text, known: int, draft_len: int, agree: int) -> list[int]:
 
 def _draft(choice: int, depth: int, agree: int) -> int:
     return choice if depth < agree else disagree(choice)
+
+
+def columns(history: History) -> list[list[int]]:
+    """A context of a drafter's own: per cached token its position and what it adds to the target's digest."""
+    return [[n, term(n, slot)] for n, slot in enumerate(history.text.slots(history.past))]
 
 
 def shifted_slots(history: History) -> list[int]:

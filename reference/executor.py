@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from reference import attention_metadata, kv_cache
-from reference.attention_metadata import Fields
 from reference.batch import Batch, lay_out
 from reference.history import History, Text, Turn
 from reference.sparse_attention import derived
-from reference.workers import WORKERS, Drafting
+from reference.workers import WORKERS, Drafting, Fields
 from scenarios.model import Config, FaultKind, Phase, Request, Scenario, Step
 from scenarios.trace import (
     ENTERED,
@@ -90,7 +89,8 @@ class Session:
         # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
         # but only one token per row anyway; nor has a worker that calls no draft model).
         updated = run > 0 and bool(drafting.calls)
-        yield ENTERED, attention_metadata.target(batch) | derived(batch, self._config, updated=updated)
+        entered = attention_metadata.target(batch) | derived(batch, self._config, updated=updated)
+        yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len else []
         if phase != "replay":
             if batch.draft_len:
@@ -101,13 +101,14 @@ class Session:
                 fields = attention_metadata.drafting(call, saved)
                 yield draft(i), fields | derived(call, self._config, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
-        yield RESTORED, attention_metadata.restored(batch, kv_lens) | _outputs(batch, drafting)
+        restored = attention_metadata.restored(batch, kv_lens) | _outputs(batch, drafting)
+        yield RESTORED, restored | self._worker.own_state(batch, after=True)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later; dummies have none."""
-        turned: dict[int, History] = {}
         if drafting.drafts is None:
-            return turned
+            return {}
+        turned = {}
         for row, drafts in zip(batch.rows, drafting.drafts, strict=True):
             if row.request is None:
                 continue

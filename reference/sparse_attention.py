@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from reference.attention_metadata import Fields
 from reference.batch import Batch
-from reference.workers import DraftCall
+from reference.workers import DraftCall, Fields
 from scenarios.model import Config
 
 

@@ -52,6 +52,7 @@ class WorkerTraits:
     fixed_draft_len      it does not follow a runtime draft length: K is always ``max_draft_len``
     chunked_prefill      a prompt may be computed in chunks; without look-ahead a chunk border costs a drafter tokens
     feeds_history        its generations feed the drafter their last K tokens again, so prompts have K or more
+    keeps_context        its drafter reads a context that it keeps per slot, and neither KV cache nor attention metadata
     tree                 it drafts a tree: ``max_total_draft_tokens`` nodes of depth K at most
     sparse               whether it runs on a sparse attention backend
     draft_model          it drafts by calls of a model; without one it saves nothing and moves no lengths
@@ -65,6 +66,7 @@ class WorkerTraits:
     fixed_draft_len: bool = False
     chunked_prefill: bool = True
     feeds_history: bool = False
+    keeps_context: bool = False
     tree: bool = False
     sparse: bool = True
     draft_model: bool = True
@@ -93,6 +95,20 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             sparse=False,
         ),
         WorkerTraits("SAWorker", "drafts from the suffix automaton of a request's own text", draft_model=False),
+        WorkerTraits(
+            "DFlashWorker",
+            "DFlash, one block of drafts from the context that the drafter keeps per slot",
+            drafts_for_contexts=False,
+            keeps_context=True,
+            sparse=False,
+        ),
+        WorkerTraits(
+            "DSparkWorker",
+            "DSpark, DFlash with a block of K rows and a head that corrects it",
+            drafts_for_contexts=False,
+            keeps_context=True,
+            sparse=False,
+        ),
     )
 }
 """Workers by class name. A worker is added to the suite by adding its traits here first."""

@@ -14,12 +14,22 @@ from torch import Tensor, nn
 from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttention
 from engines.portable.speculative.interface import DecodingConfig, SpeculativeDecodingMode
-from engines.tracer import Rows, SparseTracer, Tracer, choose, disagree, locate, one_hot
+from engines.tracer import (
+    Rows,
+    SparseTracer,
+    Tracer,
+    block_digests,
+    choose,
+    disagree,
+    locate,
+    one_hot,
+    own_terms,
+)
 from scenarios.tracer import PRIME
 
 HIDDEN_SIZE: Final = 2
 NUM_LAYERS: Final = 3
-"""Layers of the target whose outputs a drafter may read: the digest times 1, 2 and 3."""
+"""Layers of the target whose outputs a drafter may read: 1, 2 and 3 times the digest and the row's own term in it."""
 
 
 class LMHead(nn.Module):
@@ -53,6 +63,13 @@ class Steering:
         """Set ``agree`` for the rows of the next step."""
         self.agree[: len(agree)].copy_(torch.tensor(agree))
 
+    def disturb(self, tokens: Tensor, attn_metadata: Any) -> Tensor:
+        """``tokens`` of the generations, int64 [G * drafts], some of them turned into ones to disagree with."""
+        first, gens = attn_metadata.num_contexts, attn_metadata.num_generations
+        depths = torch.arange(len(tokens) // gens, device=tokens.device)
+        agrees = (self.agree[first : first + gens].unsqueeze(1) > depths).flatten()
+        return torch.where(agrees, tokens, disagree(tokens))
+
 
 class SteeredLogitsProcessor(nn.Module):
     """A draft head that disagrees where it is told to; one call per depth, or all depths in one when parallel."""
@@ -67,13 +84,9 @@ class SteeredLogitsProcessor(nn.Module):
     ) -> Tensor:
         tokens = lm_head(hidden_states)
         if self.parallel:
-            gens = attn_metadata.num_generations
-            depths = torch.arange(len(tokens) // gens, device=tokens.device)
-            first = attn_metadata.num_contexts
-            agrees = (self.steering.agree[first : first + gens].unsqueeze(1) > depths).flatten()
-        else:
-            agrees = self.steering.agree[: len(tokens)] > self.steering.depth
-            self.steering.depth += 1
+            return one_hot(self.steering.disturb(tokens, attn_metadata))
+        agrees = self.steering.agree[: len(tokens)] > self.steering.depth
+        self.steering.depth += 1
         return one_hot(torch.where(agrees, tokens, disagree(tokens)))
 
 
@@ -88,6 +101,18 @@ class SteeredMTPHead(SteeredLogitsProcessor):
     ) -> Tensor:
         last_tokens = torch.cumsum(attn_metadata.seq_lens_cuda, dim=0) - 1
         return super().forward(hidden_states.index_select(0, last_tokens), lm_head, attn_metadata)
+
+
+class MarkovHead(nn.Module):
+    """Corrects the logits of a block, float32 [G, K, VOCAB_SIZE]: here is where DSpark is steered."""
+
+    def __init__(self, steering: Steering) -> None:
+        super().__init__()
+        self.steering = steering
+
+    def forward(self, block_logits: Tensor, attn_metadata: Any) -> Tensor:
+        tokens = torch.argmax(block_logits, dim=-1).flatten()
+        return one_hot(self.steering.disturb(tokens, attn_metadata)).view_as(block_logits)
 
 
 class TracerModel(nn.Module):
@@ -110,12 +135,14 @@ class TargetModel(TracerModel):
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
         table, rows = self._place(attn_metadata, input_ids.shape[0])
-        digests = self.attention.target(attn_metadata, table, rows, position_ids.squeeze(0), input_ids)
-        hidden_states = digests.unsqueeze(1).expand(-1, HIDDEN_SIZE)
-        for layer in range(NUM_LAYERS):
-            if spec_metadata.is_layer_capture(layer):
-                spec_metadata.maybe_capture_hidden_states(layer, hidden_states * (layer + 1) % PRIME)
-        return hidden_states
+        positions = position_ids.squeeze(0)
+        digests = self.attention.target(attn_metadata, table, rows, positions, input_ids)
+        captured = [layer for layer in range(NUM_LAYERS) if spec_metadata.is_layer_capture(layer)]
+        if captured:
+            inner = torch.stack([digests, own_terms(rows, positions, input_ids)], dim=1)
+            for layer in captured:
+                spec_metadata.maybe_capture_hidden_states(layer, inner * (layer + 1) % PRIME)
+        return digests.unsqueeze(1).expand(-1, HIDDEN_SIZE)
 
 
 class ShiftedDraftModel(TracerModel):
@@ -261,6 +288,63 @@ class PARDDraftModel(DraftModel):
         self.logits_processor = SteeredLogitsProcessor(steering, parallel=True)
 
 
+class DFlashDraftModel(DraftModel):
+    """DFlash: columns from what was captured of the target, and one forward over blocks of queries.
+
+    The row of a block predicts the token at its own position.
+    """
+
+    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+        super().__init__(steering)
+        self.logits_processor: nn.Module = SteeredLogitsProcessor(steering, parallel=True)
+
+    def project_target_hidden(self, hidden_states: Tensor) -> Tensor:
+        """Project what was captured of three layers, [rows, 3 * HIDDEN_SIZE], to each row's own term: [rows]."""
+        _, second, third = hidden_states.split(HIDDEN_SIZE, dim=1)
+        return (third - second)[:, 1] % PRIME
+
+    def precompute_context_kv(self, projected: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of columns, int64 [rows] each: a key is a position, as rotation would have it."""
+        return positions.long(), projected
+
+    def dflash_forward(
+        self,
+        *,
+        noise_embedding: Tensor,
+        query_positions: Tensor,
+        num_ctx_per_req: Tensor,
+        ctx_k_cache: Tensor,
+        ctx_v_cache: Tensor,
+        ctx_cache_batch_idx: Tensor,
+    ) -> Tensor:
+        """Hidden rows of all blocks, [G * block, HIDDEN_SIZE].
+
+        noise_embedding, query_positions  int [G, block]; an embedding is the token itself
+        num_ctx_per_req                   int64 [G]: columns of each context
+        ctx_k_cache, ctx_v_cache          int64 [slots, columns]
+        ctx_cache_batch_idx               int64 [G]: slot of each context
+        """
+        keys, values = (cache.index_select(0, ctx_cache_batch_idx) for cache in (ctx_k_cache, ctx_v_cache))
+        digests = block_digests(keys, values, num_ctx_per_req, query_positions, noise_embedding)
+        return self._predicting(digests).reshape(-1, 1).expand(-1, HIDDEN_SIZE)
+
+    def _predicting(self, digests: Tensor) -> Tensor:
+        """Which of the digests before, between and behind the rows of a block are those of its rows."""
+        return digests[:, :-1]
+
+
+class DSparkDraftModel(DFlashDraftModel):
+    """DSpark: each row predicts the token after its own, and the head's choice is corrected by ``markov_head``."""
+
+    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+        super().__init__(tracer, steering)
+        self.logits_processor = LogitsProcessor()
+        self.markov_head = MarkovHead(steering)
+
+    def _predicting(self, digests: Tensor) -> Tensor:
+        return digests[:, 1:]
+
+
 def get_draft_model(spec_config: DecodingConfig, tracer: Tracer, steering: Steering) -> DraftModel:
     """The draft model that the mode's worker calls."""
     mode = spec_config.spec_dec_mode
@@ -273,6 +357,8 @@ def get_draft_model(spec_config: DecodingConfig, tracer: Tracer, steering: Steer
         SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPEagleDraftModel,
         SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL: DraftTargetDraftModel,
         SpeculativeDecodingMode.PARD: PARDDraftModel,
+        SpeculativeDecodingMode.DFLASH: DFlashDraftModel,
+        SpeculativeDecodingMode.DSPARK: DSparkDraftModel,
     }
     model: DraftModel = models[mode](tracer, steering)
     return model

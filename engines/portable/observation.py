@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import is_current_stream_capturing
+from engines.portable.context_observation import ContextObserver
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from engines.portable.spec_observation import spec_fields
 from faults import is_injected, raised_at
@@ -23,7 +25,7 @@ Fields = dict[str, Any]
 _IDENTITY = ("_seq_lens", "_seq_lens_cuda", "kv_lens_cuda", "host_request_types", "kv_cache_block_offsets")
 _CACHES = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
 """What the pools of the KV-cache manager hold, in order; a dense backend has the first two, vanilla MTP others."""
-_WORKER_STATE = ("_spec_dec_attn_metadata", "_kv_rewind_pending")
+_WORKER_STATE = ("_spec_dec_attn_metadata", "_kv_rewind_pending", "_ctx_len_restore_pending")
 """Worker attributes that say whether something is still to be put back."""
 
 
@@ -61,6 +63,8 @@ class Observer:
         self._label = Labels()
         sparse = BACKENDS[config.attention_backend].sparse
         self._sparse = SparseObserver(executor.kv_cache_manager) if sparse else None  # type: ignore[arg-type]
+        slots = executor.spec_resource_manager
+        self._context = ContextObserver(worker, slots) if isinstance(slots, SeqSlotManager) else None
         self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()
@@ -68,6 +72,7 @@ class Observer:
         self._run = 0
         self._drafts = 0
         self._attn_metadata: Any = None
+        self._spec_metadata: Any = None
 
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
         """A step is about to start."""
@@ -81,7 +86,7 @@ class Observer:
     def prepared(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the inputs were prepared."""
         attn, spec = result["attn_metadata"], result["spec_metadata"]
-        self._attn_metadata = attn
+        self._attn_metadata, self._spec_metadata = attn, spec
         n = attn.num_seqs
         pages = [len(self._kv_cache_manager.get_block_ids(r.py_request_id)) for r in self._batch.all_requests()]
         if self._sparse is not None:
@@ -133,14 +138,19 @@ class Observer:
         """Before a call of the draft model."""
         fields = self._forward_metadata()
         if not self._cuda_capture():
-            fields["input_ids"] = kwargs["input_ids"].tolist()
-            fields["position_ids"] = kwargs["position_ids"].tolist()
-            if "hidden_states" in kwargs:
-                fields["hidden_states"] = kwargs["hidden_states"][:, 0].tolist()
+            fields.update(self._draft_inputs(kwargs))
         if "all_rank_num_tokens" in kwargs:
             fields["draft_all_rank_num_tokens"] = kwargs["all_rank_num_tokens"]
         self._add(draft(self._drafts), fields)
         self._drafts += 1
+
+    def _draft_inputs(self, kwargs: Mapping[str, Any]) -> Fields:
+        if self._context is not None:
+            return self._context.draft_inputs(kwargs)
+        fields = {"input_ids": kwargs["input_ids"].tolist(), "position_ids": kwargs["position_ids"].tolist()}
+        if "hidden_states" in kwargs:
+            fields["hidden_states"] = kwargs["hidden_states"][:, 0].tolist()
+        return fields
 
     def worker_returned(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the worker's forward."""
@@ -168,6 +178,8 @@ class Observer:
             **self._cache_content(requests.values()),
             **spec_fields(self._executor.spec_resource_manager, requests),
         )
+        if self._context is not None:
+            fields.update(self._context.content(requests.values()))
         self._add(UPDATED, fields, run=0)
 
     def failed(self, error: Exception) -> None:
@@ -176,6 +188,8 @@ class Observer:
         if self._attn_metadata is not None:
             lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
             fields = self._metadata(self._attn_metadata, device=not lost)
+            if not lost:
+                fields.update(self._context_lengths())
         fields.update(self._ledger(), exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
@@ -189,10 +203,10 @@ class Observer:
     def _enter(self) -> None:
         self._run += 1
         self._drafts = 0
-        self._add(ENTERED, self._forward_metadata())
+        self._add(ENTERED, {**self._forward_metadata(), **self._context_lengths()})
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
-        fields = self._metadata(self._attn_metadata)
+        fields = {**self._metadata(self._attn_metadata), **self._context_lengths()}
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -213,6 +227,11 @@ class Observer:
             if not self._cuda_capture():
                 fields.update(self._sparse.device_fields(attn))
         return fields
+
+    def _context_lengths(self) -> Fields:
+        if self._context is None or self._cuda_capture():
+            return {}
+        return self._context.lengths(self._attn_metadata, self._spec_metadata)
 
     def _metadata(self, attn: Any, device: bool = True) -> Fields:
         n = attn.num_seqs

@@ -253,6 +253,15 @@ class _Nobody:
         return None
 
 
+def _draft_model_calls(draft_model: Any) -> tuple[Any, str, Any]:
+    """What its worker calls to draft, as owner and name, and its head."""
+    if hasattr(draft_model, "mtp_layers"):
+        return draft_model.mtp_layers[0], "forward", draft_model.mtp_layers[0].shared_head
+    if hasattr(draft_model, "dflash_forward"):
+        return draft_model, "dflash_forward", draft_model.logits_processor
+    return draft_model.model, "forward", draft_model.logits_processor
+
+
 def _dummy_id(index: int) -> int:
     """Id of the dummy in a row: no user's request has it, as upstream counts them down from the largest."""
     return (1 << 64) - 1 - index

@@ -4,9 +4,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Final
 
-from reference.workers.interface import DraftCall, Drafting, SpecWorker
+from reference.workers.interface import DraftCall, Drafting, Fields, SpecWorker
 
-__all__ = ["WORKERS", "DraftCall", "Drafting", "SpecWorker"]
+__all__ = ["WORKERS", "DraftCall", "Drafting", "Fields", "SpecWorker"]
 
 _MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 

@@ -11,6 +11,8 @@ from reference.batch import Batch
 from reference.history import History
 from scenarios.tracer import EMPTY
 
+Fields = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class DraftCall:
@@ -18,15 +20,21 @@ class DraftCall:
 
     input_ids, position_ids, hidden_states  per token fed; None where the model takes none or it is unspecified
     seq_lens, kv_lens, num_contexts         what the attention metadata says by then
+    counted                                 lengths that its counters still follow, None for ``seq_lens``
+    num_ctx_per_req                         columns per generation of a context of its own, None without one
     updated                                 whether ``update_for_spec_dec`` has run before it
     takes_rank_counts                       whether it is given the token counts of the ranks
+
+    What depends on what is kept for a dummy is None.
     """
 
     input_ids: list[int] | None
-    position_ids: list[int]
+    position_ids: list[int] | None
     seq_lens: list[int]
     kv_lens: list[int]
     num_contexts: int
+    counted: list[int] | None = None
+    num_ctx_per_req: list[int] | None = None
     updated: bool = False
     use_spec_decoding: bool = True
     hidden_states: list[int] | None = None
@@ -38,8 +46,8 @@ class Drafting:
     """What a worker does with a batch whose drafts are verified.
 
     calls    its calls of the draft model
-    drafts   per row the drafts made for its next step, none where the worker makes none; None if unspecified, as
-             they are for dummies where they depend on what the worker keeps for each request
+    drafts   per row the drafts made for its next step, none where the worker makes none; None for a batch of dummies
+             where they depend on what is kept for a request
     kv_lens  ``kv_lens_cuda`` after it, unless it was among the saved fields
     """
 
@@ -63,10 +71,14 @@ class SpecWorker(ABC):
     def draft(self, batch: Batch) -> Drafting:
         """Draft for every row of ``batch``; with draft length 0 only ingest its tokens."""
 
+    def own_state(self, batch: Batch, *, after: bool) -> Fields:
+        """Fields of what it keeps from step to step, before a forward or ``after`` it."""
+        return {}
+
     def draft_slots(self, history: History) -> list[int]:
         """What the drafter's cache holds for the cached tokens of a request: nothing where it has none."""
         return [EMPTY] * history.past
 
-    def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:
+    def kept(self, histories: Mapping[int, History]) -> Fields:
         """Fields of ``updated`` with what the worker keeps for each request."""
         return {"draft_kv": {i: self.draft_slots(history) for i, history in histories.items()}}

@@ -28,7 +28,7 @@ class MTPWorker(SpecWorker):
         chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.rows]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
-            drafts=None if batch.of_dummies else [made.drafts for made in chains],
+            drafts=None if batch.is_startup else [made.drafts for made in chains],
             kv_lens=[row.end for row in batch.rows],
         )
 
@@ -36,12 +36,12 @@ class MTPWorker(SpecWorker):
         spans = [span(row, batch.draft_len) for row in batch.rows]
         fed = [given(*row, i) for row in zip(batch.rows, chains, spans, strict=True)]
         return DraftCall(
-            input_ids=None if batch.of_dummies else [token for tokens, _ in fed for token in tokens],
+            input_ids=None if batch.is_startup else [token for tokens, _ in fed for token in tokens],
             position_ids=[position for positions in spans for position in positions],
             seq_lens=[len(positions) for positions in spans],
             kv_lens=[row.end for row in batch.rows],
             num_contexts=batch.num_contexts,
-            hidden_states=None if batch.of_dummies else [state for _, hidden in fed for state in hidden],
+            hidden_states=None if batch.is_startup else [state for _, hidden in fed for state in hidden],
         )
 
     def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:

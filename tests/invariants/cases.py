@@ -7,7 +7,7 @@ from dataclasses import replace
 from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step, check
 
 EAGLE, PARD, DRAFT_TARGET = "Eagle3OneModelWorker", "PARDWorker", "DraftTargetOneModelWorker"
-MTP, SA = "MTPWorker", "SAWorker"
+MTP, SA, DFLASH = "MTPWorker", "SAWorker", "DFlashWorker"
 
 
 def _config(worker: str) -> Config:
@@ -101,7 +101,7 @@ def started_up(worker: str) -> Scenario:
 def failing(worker: str) -> Scenario:
     """A warm-up that runs out of memory, a served step that does, and what comes after each."""
     config, traits = _config(worker), WORKERS[worker]
-    calls = 1 if traits.parallel or not traits.draft_model else 2
+    calls = 1 if traits.parallel or traits.keeps_context or not traits.draft_model else 2
     site = "draft_model.forward" if traits.draft_model else "sa_manager.extend"
     fault = Fault(site=site, occurrence=calls, kind=FaultKind.OOM)
     return check(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scenarios import Scenario, Trace
-from tests.invariants.cases import DRAFT_TARGET, EAGLE, MTP, PARD, SA, failing, served, sparse, started_up
+from tests.invariants.cases import DFLASH, DRAFT_TARGET, EAGLE, MTP, PARD, SA, failing, served, sparse, started_up
 from tests.invariants.synthetic import edit, edit_step
 
 
@@ -96,6 +96,7 @@ FAILING, PARALLEL_FAILING = failing(EAGLE), failing(PARD)
 LAYERED, LAYERED_STARTED, LAYERED_FAILING = served(MTP), started_up(MTP), failing(MTP)
 TEXTUAL, TEXTUAL_FAILING = served(SA), failing(SA)
 SPARSE, SPARSE_PARALLEL, SPARSE_STARTED = sparse(MIXED), sparse(PARALLEL), sparse(STARTED)
+OWN, OWN_STARTED, OWN_FAILING = served(DFLASH), started_up(DFLASH), failing(DFLASH)
 GRAPH_RUN = 2
 """The run of the capture itself: two warm-up runs come before."""
 
@@ -140,6 +141,8 @@ _COUNTERS = [
     _set("derived-counters-consistent", MIXED, 1, "restored", "num_contexts", 5),
     _set("derived-counters-consistent", MIXED, 1, "prepared", "num_generations", 2),
     _set("derived-counters-consistent", FAILING, 0, "failed", "num_tokens", 2),
+    # The counters of a block that is wider than the rows of the target, which they stay with.
+    _set("derived-counters-consistent", OWN, 4, "draft[0]", "num_tokens", 8),
     _set("request-types-match-layout", MIXED, 1, "draft[1]", "host_request_types", [0, 1]),
     _set("request-types-match-layout", MIXED, 1, "prepared", "host_request_types", [1, 0]),
     _set("host-equals-device", MIXED, 1, "draft[1]", "_seq_lens_cuda", [4, 4]),
@@ -152,6 +155,10 @@ _KV_LENS = [
     _at("kv-lens-balanced", MIXED, 3, "restored", "kv_lens_cuda", _bump(0)),
     _at("kv-lens-balanced", PARALLEL, 2, "draft[0]", "kv_lens_cuda", _bump(1, by=-1)),
     _at("kv-lens-balanced", PARALLEL, 2, "restored", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", OWN, 4, "draft[0]", "kv_lens_cuda", _bump(0, by=-1)),
+    _at("kv-lens-balanced", OWN, 4, "restored", "kv_lens_cuda", _bump(1)),
+    _at("kv-lens-balanced", OWN, 3, "restored", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", OWN_STARTED, 1, "restored", "kv_lens_cuda", _bump(0)),
     _at("kv-lens-balanced", TARGET_STARTED, 1, "restored", "kv_lens_cuda", _bump(0)),
     _at("kv-lens-balanced", STARTED, 3, "restored", "kv_lens_cuda", _bump(1)),
     _at("kv-lens-balanced", FAILING, 0, "failed", "kv_lens_cuda", _bump(1, by=9)),
@@ -165,6 +172,7 @@ _KV_LENS = [
     _set("kv-lens-balanced", LAYERED_FAILING, 0, "failed", "kv_lens_cuda", [9, 4]),
     _at("kv-lens-balanced", TEXTUAL, 2, "restored", "kv_lens_cuda", _bump(0)),
     _at("kv-lens-balanced", TEXTUAL_FAILING, 0, "failed", "kv_lens_cuda", _bump(1)),
+    _set("kv-lens-balanced", OWN_FAILING, 0, "failed", "kv_lens_cuda", [9, 7]),
     _at("warmup-fixed-point", STARTED, 1, "entered", "kv_lens_cuda", _bump(0, by=3), 1),
     _set("warmup-fixed-point", STARTED, 1, "entered", "_seq_lens", [1, 1], GRAPH_RUN),
     _at("host-kv-lens-consistent", MIXED, 1, "prepared", "kv_lens", _bump(0, by=-2)),
@@ -176,10 +184,12 @@ _KV_LENS = [
     _at("draft-position-is-kv-minus-one", MIXED, 1, "draft[1]", "position_ids", lambda ids: ids[:1]),
     _at("draft-position-is-kv-minus-one", PARALLEL, 2, "draft[0]", "position_ids", _bump(3, by=-1)),
     _at("draft-position-is-kv-minus-one", MIXED, 2, "prepared", "position_ids", _bump(5)),
+    _at("draft-position-is-kv-minus-one", OWN, 2, "prepared", "position_ids", _bump(5)),
     _at("kv-lens-within-pages", MIXED, 1, "draft[2]", "kv_lens_cuda", _bump(0, by=40)),
     _at("kv-lens-within-pages", STARTED, 1, "entered", "kv_lens_cuda", lambda kv: kv[:1], 1),
     _at("kv-lens-equals-reference", MIXED, 2, "draft[2]", "kv_lens_cuda", _bump(1)),
     _at("kv-lens-equals-reference", MIXED, 2, "prepared", "kv_lens", _bump(1)),
+    _at("kv-lens-equals-reference", OWN, 2, "restored", "ctx_len", _bump(1)),
 ]
 
 _ROWS = [
@@ -198,6 +208,7 @@ _ROWS = [
     _at("inputs-equal-reference", MIXED, 0, "draft[0]", "input_ids", _bump(7)),
     _at("inputs-equal-reference", MIXED, 1, "draft[1]", "hidden_states", _swap),
     _at("inputs-equal-reference", MIXED, 1, "prepared", "gather_ids", _swap),
+    _at("inputs-equal-reference", OWN, 2, "draft[0]", "num_ctx_per_req", _bump(0)),
 ]
 
 _SPARSE = [
@@ -223,6 +234,25 @@ _SPARSE = [
     _set("sparse-maps-equal-reference", SPARSE, 1, "draft[1]", "max_gen_seq_len", 4),
     _set("sparse-maps-equal-reference", SPARSE, 1, "draft[2]", "req_idx_per_token", [0, 0]),
     _at("sparse-maps-equal-reference", SPARSE, 2, "prepared", "slot_owners", _swap),
+]
+
+_DRAFT_CONTEXT = [
+    # A context that a step without drafts left a hole in, one that was dropped, one counted twice or in another order.
+    _at("ctx-len-counts-committed", OWN, 4, "entered", "ctx_len", _bump(0, by=-1)),
+    _set("ctx-len-counts-committed", OWN, 2, "entered", "ctx_len", [0, 8]),
+    _at("ctx-len-counts-committed", OWN, 3, "restored", "ctx_len", _bump(1, by=-1)),
+    _at("ctx-len-counts-committed", OWN, 2, "restored", "ctx_len", _swap),
+    _at("ctx-len-counts-committed", OWN_STARTED, 3, "restored", "ctx_len", _bump(0, by=3)),
+    _at("ctx-len-rolled-back", OWN_FAILING, 0, "failed", "ctx_len", _bump(0, by=3)),
+    _at("ctx-len-rolled-back", OWN_FAILING, 2, "failed", "ctx_len", _bump(0)),
+    _at("ctx-len-rolled-back", OWN_STARTED, 1, "restored", "ctx_len", _bump(1), 1),
+    _at("draft-block-follows-context", OWN, 2, "draft[0]", "num_ctx_per_req", _bump(1, by=-1)),
+    _at("draft-block-follows-context", OWN, 2, "draft[0]", "num_ctx_per_req", _swap),
+    _at("draft-block-follows-context", OWN, 2, "draft[0]", "position_ids", _bump(4)),
+    _at("draft-block-follows-context", OWN, 1, "draft[0]", "position_ids", lambda ids: [x - 1 for x in ids]),
+    _at("draft-context-equals-cache", OWN, 3, "updated", "draft_context", _put(0, [])),
+    _at("draft-context-equals-cache", OWN, 3, "updated", "draft_context", lambda c: {0: c[1], 1: c[0]}),
+    _at("draft-context-equals-cache", OWN, 6, "updated", "draft_context", lambda c: {**c, 2: [[1, c[2][0][1]]]}),
 ]
 
 _ACCEPTANCE = [
@@ -279,6 +309,7 @@ _KV_CACHE = [
     _at("kv-ledger-equals-reference", FAILING, 0, "failed", "free_blocks", lambda n: n - 1),
     _at("kv-content-equals-reference", MIXED, 2, "updated", "draft_kv", _put(0, [0])),
     _at("kv-content-equals-reference", MIXED, 2, "updated", "target_kv", lambda kv: {0: kv[1], 1: kv[0]}),
+    _at("kv-content-equals-reference", OWN, 2, "updated", "draft_context", _put(0, [])),
     # A layer without a cache of its own.
     _at("kv-content-equals-reference", LAYERED, 1, "updated", "draft_layers_kv", lambda kv: {**kv, 0: kv[0][:2]}),
 ]
@@ -313,6 +344,7 @@ _RELATIONS = [
     _whole("next-step-equals-never-failed-twin", FAILING, 3, outcome="fatal"),
     _at("replay-equals-eager", STARTED, 3, "restored", "kv_lens_cuda", _bump(0)),
     _at("replay-equals-eager", STARTED, 3, "updated", "target_kv", _put(0, [0])),
+    _at("startup-leaves-no-trace", STARTED, 1, "entered", "kv_lens_cuda", _bump(0)),
     _set("startup-leaves-no-trace", STARTED, 2, "prepared", "all_rank_num_tokens", [13]),
     _at("batch-equals-requests-alone", MIXED, 2, "updated", "emitted", lambda e: {**e, 1: e[1][:-1]}),
     _at("batch-equals-requests-alone", MIXED, 1, "updated", "draft_kv", _put(0, [0])),
@@ -330,6 +362,7 @@ MUTATIONS = [
     *_KV_LENS,
     *_ROWS,
     *_SPARSE,
+    *_DRAFT_CONTEXT,
     *_ACCEPTANCE,
     *_KV_CACHE,
     *_HISTORY,

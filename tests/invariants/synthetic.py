@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import reference
-from scenarios import Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, walk
+from scenarios import Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
 
 
 class Pages:
@@ -51,7 +51,7 @@ def dressed(scenario: Scenario) -> Trace:
         for request in step.finish:
             pages.shrink(pages.owned.pop(request), 0)
         taken = _dress_sparse(taken, prepared["kv_cache_block_offsets"], config.tokens_per_block)
-        steps.append(_dress_step(step, taken, prepared, blocks, config.traits.parallel))
+        steps.append(_dress_step(step, _dress_context(taken, config.traits), prepared, blocks, config.traits))
     classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
     return Trace("synthetic", "cpu", tuple(steps), classes)
 
@@ -88,19 +88,36 @@ def _dress_sparse(taken: StepTrace, tables: list[list[int]], size: int) -> StepT
     return replace(taken, substeps=tuple(substeps))
 
 
+def _dress_context(taken: StepTrace, traits: WorkerTraits) -> StepTrace:
+    """Adds the columns of dummies, which the oracle leaves open, and those that a failed forward leaves."""
+    if not traits.keeps_context:
+        return taken
+    substeps = []
+    columns: list[int] = []
+    for substep in taken.substeps:
+        if "ctx_len" in substep:
+            columns = substep["ctx_len"] if substep.name == "entered" else columns
+        elif substep.name == "entered":
+            columns = [7] * substep["num_generations"]
+        if substep.name in ("entered", "failed") or (substep.name == "restored" and substep.phase == "graph_warmup"):
+            substep = replace(substep, fields={**substep.fields, "ctx_len": columns})
+        substeps.append(substep)
+    return replace(taken, substeps=tuple(substeps))
+
+
 def _dress_step(
-    step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[int, list[int]], parallel: bool
+    step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[int, list[int]], traits: WorkerTraits
 ) -> StepTrace:
     graph = step.phase in (Phase.CAPTURE, Phase.REPLAY)
     owner = f"graph{len(step.rows), step.draft_len}" if graph else f"step{taken.index}"
     kv = "graphs.kv" if graph else "kv"
     objects = {"_seq_lens": f"{owner}.lens", "_seq_lens_cuda": f"{owner}.cuda", "kv_lens_cuda": kv}
-    # A failing step gets as far as its second draft call, its only one or, without any, its acceptance. A parallel
-    # drafter then completes its rewind and saved lengths come back, as they do in the sub-step after the forward.
+    # A failing step gets as far as its second draft call, its only one or, without any, its acceptance. A drafter of
+    # one call then completes its rewind and saved lengths come back, as they do in the sub-step after the forward.
     last = next(name for name in ("draft[1]", "draft[0]", "verified") if taken.find(name) or name == "verified")
     saved = taken.find("saved")
     kept = saved is not None and "kv_lens_cuda" in saved["_saved_tensors"]
-    kv_after = taken.find("restored" if parallel or kept else last)
+    kv_after = taken.find("restored" if traits.parallel or traits.keeps_context or kept else last)
     substeps = []
     cut = False
     for substep in taken.substeps:

@@ -13,13 +13,13 @@ from engines.base import run
 from invariants import Tally, verify
 from invariants.testing import assert_restored
 from scenarios import Scenario
-from tests.invariants.cases import EAGLE, MTP, PARD, SA, failing, served, sparse, started_up
+from tests.invariants.cases import DFLASH, EAGLE, MTP, PARD, SA, failing, served, sparse, started_up
 
 pytest.importorskip("torch", reason="the portable engine needs torch")
 
 from engines.portable import PortableEngine
 
-DENSE = [make(worker) for worker in (EAGLE, PARD, MTP, SA) for make in (served, started_up, failing)]
+DENSE = [make(worker) for worker in (EAGLE, PARD, MTP, SA, DFLASH) for make in (served, started_up, failing)]
 CASES = [*DENSE, *(sparse(scenario) for scenario in DENSE[:2])]
 ENGINE = PortableEngine()
 

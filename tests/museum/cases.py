@@ -41,13 +41,37 @@ def _short(worker: str) -> int:
 
 def out_of_memory(worker: str) -> Scenario:
     """General warm-up fails in the draft loop, and a request is served."""
-    fault = Fault(site="draft_model.forward", occurrence=1 if WORKERS[worker].parallel else 2, kind=FaultKind.OOM)
+    traits = WORKERS[worker]
+    calls = 1 if traits.parallel or traits.keeps_context else 2
+    fault = Fault(site="draft_model.forward", occurrence=calls, kind=FaultKind.OOM)
     dummies = (Context(request=None, chunk=5),)
     return _scenario(
         worker,
         Step(phase=Phase.WARMUP, draft_len=K, contexts=dummies, generations=(DUMMY,), fault=fault),
         Step(draft_len=K, contexts=(_fills(worker, 0, _short(worker)),)),
         prompts=(_short(worker),),
+    )
+
+
+def drafting_fails(worker: str) -> Scenario:
+    """The drafter fails for a request that generates."""
+    fault = Fault(site="draft_model.forward", occurrence=1, kind=FaultKind.ERROR)
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
+        Step(draft_len=K, generations=(Generation(request=0, agree=K),), fault=fault),
+        prompts=(5,),
+    )
+
+
+def left_out(worker: str) -> Scenario:
+    """A request is left out of the batch that a third one joins."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5), _fills(worker, 1, 2))),
+        Step(draft_len=K, contexts=(_fills(worker, 2, 3),), generations=(Generation(request=1, agree=K),)),
+        Step(draft_len=K, generations=(Generation(request=0, agree=K), Generation(request=1))),
+        prompts=(5, 2, 3),
     )
 
 
@@ -288,6 +312,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-01/rewind-only": out_of_memory,
     "TRT-01/rewind-restored": capture,
     "TRT-01/rewind-twice": warm_up,
+    "TRT-02": drafting_fails,
     "TRT-03": prompt,
     "TRT-04": capture,
     "TRT-06": prompt,
@@ -316,6 +341,8 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-41": prompt,
     "TRT-42": at_the_limit,
     "TRT-45": one_page_each,
+    "TRT-56": generate,
+    "TRT-56/left-out": left_out,
     "TRT-63": sparse_batch,
     "TRT-63/skipped": sparse_batch,
     "TRT-70": no_drafts_between,
@@ -333,6 +360,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "VLL-11": replayed,
     "VLL-11/Eagle3OneModelWorker": replayed_without_drafts,
     "VLL-12": replayed,
+    "VLL-12/slots": replayed,
     "VLL-13": long_prompt,
     "VLL-20": full_pages,
     "VLL-22": no_drafts_between,

@@ -64,7 +64,10 @@ def test_the_incidents_that_issues_name_are_there() -> None:
     workers = {
         entry: {bug.worker for bug in BUGS.values() if bug.id.startswith(entry)} for entry in ("TRT-01", "TRT-03")
     }
-    assert workers == {"TRT-01": {*linear, "PARDWorker", "MTPWorker"}, "TRT-03": linear}
+    assert workers == {
+        "TRT-01": {*linear, "PARDWorker", "MTPWorker", "DFlashWorker", "DSparkWorker"},
+        "TRT-03": linear,
+    }
     assert {"TRT-04/Eagle3OneModelWorker", "TRT-06/Eagle3OneModelWorker"} <= set(BUGS)
 
 

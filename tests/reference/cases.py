@@ -15,6 +15,7 @@ EAGLE3, MTP_EAGLE, DRAFT_TARGET = LINEAR = [
     "DraftTargetOneModelWorker",
 ]
 PARD, MTP, SA = "PARDWorker", "MTPWorker", "SAWorker"
+DFLASH, DSPARK = CONTEXT = ["DFlashWorker", "DSparkWorker"]
 ALL = sorted(WORKERS)
 SPARSE = [worker for worker in ALL if WORKERS[worker].sparse]
 """Workers that run on a sparse backend."""
@@ -45,8 +46,8 @@ def serve(
     """One eager step with contexts of these prompts and generations of these cached and accepted lengths."""
     config = configuration(worker, max_draft_len or draft_len, index_topk, **sizes)
     first_draft_len = max(draft_len, config.min_draft_len)
-    # A context of a parallel drafter gets no drafts, so its generations take one more step to have some.
-    ahead = 1 if config.traits.parallel else 0
+    # Where a context gets no drafts, its generation takes one more step to have some.
+    ahead = 0 if config.traits.drafts_for_contexts else 1
     ids = range(len(contexts), len(contexts) + len(past))
     requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(contexts))
     requests += tuple(Request(id=i, prompt_len=n - ahead) for i, n in zip(ids, past, strict=True))
@@ -84,7 +85,7 @@ def scenarios(
 
     Dense for ``index_topk`` 0, sparse for others, either when it is None and the worker can.
     """
-    traits = WORKERS[draw(st.sampled_from(workers))]
+    traits = WORKERS[draw(st.sampled_from([name for name in workers if WORKERS[name].sparse or not index_topk]))]
     longest = draw(st.integers(1, 4))
     topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None and traits.sparse else index_topk or 0
     config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)))

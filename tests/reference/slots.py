@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from scenarios.tracer import EMPTY, MASK_TOKEN, PRIME, choose, entry, entry_fields, term
+from scenarios.tracer import EMPTY, MASK_TOKEN, POSITION_FACTOR, PRIME, choose, entry, entry_fields, term
 
 
 class Pools:
-    """What a request's pages hold: the caches of the target and of the drafter, main ones and the indexer's."""
+    """What a request's pages hold: the caches of the target and of the drafter, main ones and the indexer's.
+
+    ``columns`` is the context of a drafter that keeps one of its own: position and value of each.
+    """
 
     def __init__(self) -> None:
         self.target: dict[int, int] = {}
@@ -20,6 +23,7 @@ class Pools:
         self.draft_indexer: dict[int, int] = {}
         self.layers: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """The drafter's main cache, if each of its layers has one of its own."""
+        self.columns: list[list[int]] = []
 
 
 class Fed(NamedTuple):
@@ -73,6 +77,22 @@ class Model:
             )
             for t in tokens
         ]
+
+    def append(self, tokens: Sequence[Fed]) -> None:
+        """Add a column for each token, projected from layers that hold 1, 2 and 3 times its value."""
+        for t in tokens:
+            layers = [k * term(t.slot, entry(t.position, t.token)) % PRIME for k in (1, 2, 3)]
+            self.rows[t.row].columns.append([t.position, (layers[2] - layers[1]) % PRIME])
+
+    def queried(self, row: int, count: int, position: int, token: int, draft_len: int) -> list[int]:
+        """Choices of a block of queries that knows the first ``count`` columns of a row."""
+        digest = sum(v + POSITION_FACTOR * (x - j) for j, (x, v) in enumerate(self.rows[row].columns[:count]))
+        digest += term(count, entry(position, token))
+        choices: list[int] = []
+        for depth in range(1, draft_len + 1):
+            choices.append(choose(digest % PRIME))
+            digest += term(count + depth, entry(position + depth, choices[-1]))
+        return choices
 
     def shifted(self, tokens: Sequence[Fed], hidden: Sequence[int | None]) -> list[tuple[int, int]]:
         """Choice and hidden state of each token, by a drafter with shift 1."""

@@ -11,41 +11,48 @@ from typing import Any
 from hypothesis import given
 
 from reference import trace
-from scenarios import Context, Scenario, Step, StepTrace
+from scenarios import Context, Scenario, Step, StepTrace, Substep, WorkerTraits
 from scenarios.tracer import EMPTY, PAD_TOKEN, choose, disagree
-from tests.reference.cases import LINEAR, PARD, at, scenarios
-from tests.reference.slots import Model, Pools, by_row, fed
+from tests.reference.cases import CONTEXT, LINEAR, PARD, at, scenarios
+from tests.reference.slots import Fed, Model, Pools, by_row, fed
 
 CACHES = {f"{name}_kv": name for name in ("target", "draft", "target_indexer", "draft_indexer")}
 
 
-@given(scenarios([*LINEAR, PARD]))
+@given(scenarios([*LINEAR, PARD, *CONTEXT]))
 def test_the_tracer_over_slots_gives_the_same_tokens(scenario: Scenario) -> None:
     kept: dict[int, Pools] = {}
     for step, taken in zip(scenario.steps, trace(scenario).steps, strict=True):
         rows = [Pools() if row.request is None else kept.setdefault(row.request, Pools()) for row in step.rows]
         model = Model(rows, scenario.config.index_topk)
         for run in range(len(list(taken.named("entered")))):
-            replay(model, step, taken, run, parallel=scenario.config.traits.parallel)
+            replay(model, step, taken, run, scenario.config.traits)
         updated = taken.substeps[-1]
         for name in [name for name in updated.fields if name in CACHES]:
             for request, shown in updated[name].items():
                 slots = getattr(kept[request], CACHES[name])
                 assert shown == [slots.get(s, EMPTY) for s in range(len(shown))]
+        for request, shown in updated.fields.get("draft_context", {}).items():
+            assert shown == kept[request].columns
 
 
-def replay(model: Model, step: Step, taken: StepTrace, run: int, *, parallel: bool) -> None:
+def replay(model: Model, step: Step, taken: StepTrace, run: int, traits: WorkerTraits) -> None:
     """One forward of target and drafter over the slots; its tokens are those of the trace."""
     inputs = {**at(taken, "prepared").fields, **at(taken, "entered", run).fields}
     restored = at(taken, "restored", run)
-    hidden = by_row(inputs, model.target(fed(inputs)))
+    tokens = fed(inputs)
+    hidden = by_row(inputs, model.target(tokens))
     firsts = [len(states) - 1 if isinstance(row, Context) else 0 for row, states in zip(step.rows, hidden, strict=True)]
     for first, states, new in zip(firsts, hidden, restored["new_tokens"], strict=True):
         assert new == [choose(state) for state in states[first : first + len(new)]]
     # The row of the last accepted token says what comes next.
     gathered = [first + len(new) - 1 for first, new in zip(firsts, restored["new_tokens"], strict=True)]
     calls = [dict(s.fields) for s in taken.named("draft") if s.run == run]
-    if parallel:
+    if traits.keeps_context:
+        if step.phase.is_startup:
+            return
+        drafted = drafts_of_a_context(model, step, by_row(inputs, tokens), calls, restored)
+    elif traits.parallel:
         choices = by_row(calls[0], model.unshifted(fed(calls[0])))
         drafted = [
             [] if isinstance(row, Context) else of_row[start : start + step.draft_len]
@@ -57,6 +64,25 @@ def replay(model: Model, step: Step, taken: StepTrace, run: int, *, parallel: bo
         drafts = of_row[: step.draft_len]
         expected = [choice if depth < row.agree else disagree(choice) for depth, choice in enumerate(drafts)]
         assert made == expected + [PAD_TOKEN] * (len(made) - len(expected))
+
+
+def drafts_of_a_context(
+    model: Model, step: Step, tokens: list[list[Fed]], calls: list[dict[str, Any]], restored: Substep
+) -> list[list[int]]:
+    """Choices of one block per generation, over the columns that are kept once the step's own are added."""
+    first = len(step.contexts)
+    for index, of_row in enumerate(tokens):
+        model.append(of_row if index < first else of_row[: restored["new_tokens_lens"][index]])
+    lengths = [len(rows.columns) for rows in model.rows[first:]]
+    assert restored["ctx_len"] == lengths
+    drafted: list[list[int]] = [[] for _ in tokens]
+    for call in calls:
+        assert call["num_ctx_per_req"] == lengths
+        width = len(call["input_ids"]) // len(lengths)
+        for index, count in enumerate(lengths):
+            position, token = call["position_ids"][index * width], call["input_ids"][index * width]
+            drafted[first + index] = model.queried(first + index, count, position, token, step.draft_len)
+    return drafted
 
 
 def drafts_of_a_loop(

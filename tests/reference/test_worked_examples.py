@@ -16,7 +16,20 @@ from reference.history import Text
 from reference.workers.linear import shifted
 from scenarios import Config, Context, Generation, Phase, Request, Scenario, Step, Substep, check
 from scenarios.tracer import EMPTY, MASK_TOKEN, PAD_TOKEN, entry
-from tests.reference.cases import ALL, DRAFT_TARGET, EAGLE3, LINEAR, MTP, MTP_EAGLE, PARD, at, last_step, serve
+from tests.reference.cases import (
+    ALL,
+    DFLASH,
+    DRAFT_TARGET,
+    DSPARK,
+    EAGLE3,
+    LINEAR,
+    MTP,
+    MTP_EAGLE,
+    PARD,
+    at,
+    last_step,
+    serve,
+)
 
 
 def counters(substep: Substep) -> list[int]:
@@ -49,7 +62,7 @@ def test_positions_in_the_linear_loop(worker: str) -> None:
 def test_the_worker_leaves_the_metadata_as_it_found_it(worker: str) -> None:
     step = serve(worker)
     before, after = at(step, "entered"), at(step, "restored")
-    names = set(before.fields) - {"kv_lens_cuda"}
+    names = set(before.fields) - {"kv_lens_cuda", "ctx_len"}
     assert {name: after[name] for name in names} == {name: before[name] for name in names}
     assert after["_saved_tensors"] == []
 
@@ -82,6 +95,8 @@ def test_a_prompt_of_pard_gets_no_drafts() -> None:
         (MTP_EAGLE, [14, 24], [16, 25], [16, 25], 2),
         (DRAFT_TARGET, [14, 24], [14, 24], [16, 25], 3),
         (PARD, [16, 26], [16, 26], [19, 28], 3),
+        (DFLASH, [14, 24], [14, 24], [17, 26], 3),
+        (DSPARK, [14, 24], [14, 24], [17, 26], 3),
     ],
 )
 def test_lengths_after_each_forward_of_a_capture(
@@ -229,6 +244,9 @@ def test_the_next_step_starts_with_the_last_accepted_token() -> None:
         (PARD, (1, 3), "dpppp"),
         (PARD, (3, 2), "ddp"),
         (PARD, (3, 3), "dddpp"),
+        (DFLASH, (3, 1), "d"),
+        (DFLASH, (1, 3), "dpp"),
+        (DSPARK, (0, 2), "pp"),
     ],
 )
 def test_drafts_are_cut_or_padded_when_the_draft_length_changes(

@@ -16,12 +16,7 @@ from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.speculative.interface import DecodingConfig
-from engines.portable.speculative.utils import (
-    MODES,
-    get_spec_metadata,
-    get_spec_resource_manager,
-    get_spec_worker,
-)
+from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_resource_manager, get_spec_worker
 from engines.tracer import SparseTracer, Tracer
 from scenarios import BACKENDS, Config
 from scenarios.tracer import MASK_TOKEN
@@ -54,17 +49,19 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     )
     steering = Steering(config.max_num_requests, device)
     draft_model = get_draft_model(spec_config, tracer, steering)
+    num_slots = config.num_blocks
     spec_resource_manager = get_spec_resource_manager(
         spec_config,
-        num_slots=config.num_blocks,
+        num_slots=num_slots,
         max_num_requests=config.max_num_requests,
         max_seq_len=config.max_seq_len,
         tracer=tracer,
         steering=steering,
         device=device,
     )
+    worker = get_spec_worker(spec_config, num_slots=num_slots, max_seq_len=config.max_seq_len, device=device)
     model_engine = PyTorchModelEngine(
-        model=SpecDecOneEngineForCausalLM(tracer, draft_model, get_spec_worker(spec_config)),
+        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker),
         spec_config=spec_config,
         spec_metadata=get_spec_metadata(
             spec_config, config.max_num_requests, config.max_num_tokens, device, spec_resource_manager

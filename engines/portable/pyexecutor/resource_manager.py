@@ -149,6 +149,10 @@ class SlotManager:
         """Slots of requests, in their order; raises ``KeyError`` for one that has none."""
         return [self._slots[request_id] for request_id in request_ids]
 
+    def get_slot(self, request_id: int) -> int | None:
+        """Slot of a request, None when it has none."""
+        return self._slots.get(request_id)
+
     def remove_slot(self, request_id: int) -> None:
         """Take a slot back; does nothing for a request that has none."""
         if request_id in self._slots:

@@ -34,6 +34,8 @@ class SpeculativeDecodingMode(IntEnum):
     SA = auto()
     DRAFT_TARGET_ONE_MODEL = auto()
     PARD = auto()
+    DFLASH = auto()
+    DSPARK = auto()
 
     def is_mtp_vanilla(self) -> bool:
         """Whether K MTP layers draft one token each."""
@@ -47,9 +49,13 @@ class SpeculativeDecodingMode(IntEnum):
         """Whether one MTP layer drafts, fed with the target's hidden states."""
         return self is SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL
 
-    def is_parallel_draft(self) -> bool:
-        """Whether one forward over mask tokens makes all drafts."""
+    def is_pard(self) -> bool:
+        """Whether the masks of the drafts are fed behind the accepted tokens, 2K rows per generation in all."""
         return self is SpeculativeDecodingMode.PARD
+
+    def keeps_context(self) -> bool:
+        """Whether the worker keeps the drafter's context itself, in slots."""
+        return self in (SpeculativeDecodingMode.DFLASH, SpeculativeDecodingMode.DSPARK)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class DecodingConfig:
 
     def get_runtime_tokens_per_gen_step(self, runtime_draft_len: int) -> int:
         """Rows that a generation feeds to the target."""
-        if self.spec_dec_mode.is_parallel_draft():
+        if self.spec_dec_mode.is_pard():
             return 2 * runtime_draft_len
         return runtime_draft_len + 1
 

@@ -7,33 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.portable._utils import is_graph_warmup
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
+from engines.portable.speculative.interface import SpecMetadata
+from engines.portable.speculative.parallel import ParallelSpecWorker
 
 
 class PARDSpecMetadata(SpecMetadata):
     """What PARD knows of the step; nothing beside the base's."""
 
 
-class PARDWorker(SpecWorkerBase):
-    """Parallel drafter: a generation feeds its accepted tokens and then masks, 2K rows in all.
-
-    ``kv_lens_cuda`` grows by 1 per generation for that forward, as its rows start one position after the
-    target's, and is then moved to where the next step's length will be: ``acc`` beyond the entry's.
-    """
-
-    def __init__(self, spec_config: DecodingConfig) -> None:
-        super().__init__()
-        self.spec_config = spec_config
-        self._kv_rewind_amount: Tensor | None = None
-        self._kv_rewind_nc = 0
-        self._kv_rewind_bs = 0
-        self._kv_rewind_pending = False
-
-    @property
-    def max_draft_len(self) -> int:
-        """Drafts per request at most."""
-        return self.spec_config.max_draft_len
+class PARDWorker(ParallelSpecWorker):
+    """Parallel drafter: a generation feeds its accepted tokens and then masks, 2K rows in all."""
 
     def _reshape_draft_tokens_for_accept(self, spec_metadata: SpecMetadata, num_gens: int) -> Tensor:
         assert spec_metadata.draft_tokens is not None
@@ -44,10 +27,6 @@ class PARDWorker(SpecWorkerBase):
         draft_len, vocab_size = spec_metadata.runtime_draft_len, logits.shape[-1]
         gens = logits[num_contexts:].view(-1, 2 * draft_len, vocab_size)[:, : draft_len + 1]
         return torch.cat([logits[:num_contexts], gens.reshape(-1, vocab_size)])
-
-    def _fields_to_save(self, attn_metadata: Any) -> tuple[str, ...]:
-        fields = super()._fields_to_save(attn_metadata)
-        return (*fields, "kv_lens_cuda") if is_graph_warmup(attn_metadata) else fields
 
     def _forward_impl(
         self,
@@ -79,30 +58,6 @@ class PARDWorker(SpecWorkerBase):
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         self._apply_kv_rewind_after_draft(attn_metadata)
         return self._outputs(logits, accepted, num_accepted, drafts)
-
-    def _prepare_kv_for_draft_forward(self, attn_metadata: Any, num_accepted: Tensor) -> None:
-        """Move the generations one token on for the draft forward; the rewind is due from then on."""
-        self._kv_rewind_nc, self._kv_rewind_bs = attn_metadata.num_contexts, attn_metadata.num_seqs
-        self._kv_rewind_amount = 1 - num_accepted[self._kv_rewind_nc :]
-        gens = attn_metadata.kv_lens_cuda[self._kv_rewind_nc : self._kv_rewind_bs]
-        # One operation and the flag right with it. Upstream's ``+=`` on a slice has a second one, the assignment
-        # back, whose failure leaves the lengths moved and no rewind due.
-        _, self._kv_rewind_pending = gens.add_(1), True
-        attn_metadata.update_for_spec_dec()
-
-    def _apply_kv_rewind_after_draft(self, attn_metadata: Any) -> None:
-        """Take ``1 - acc`` off again, once; while a graph warms up the original lengths are back already."""
-        if is_graph_warmup(attn_metadata):
-            self._kv_rewind_pending = False
-            return
-        gens = attn_metadata.kv_lens_cuda[self._kv_rewind_nc : self._kv_rewind_bs]
-        # Upstream clears the flag first, and a subtraction that fails is then never made up for.
-        _, self._kv_rewind_pending = gens.sub_(self._kv_rewind_amount), False
-
-    def _ensure_spec_dec_state_restored(self, attn_metadata: Any, spec_metadata: SpecMetadata | None) -> None:
-        super()._ensure_spec_dec_state_restored(attn_metadata, spec_metadata)
-        if self._kv_rewind_pending:
-            self._apply_kv_rewind_after_draft(attn_metadata)
 
     def prepare_1st_drafter_inputs(
         self,

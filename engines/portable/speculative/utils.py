@@ -8,7 +8,10 @@ import torch
 
 from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, Steering
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+from engines.portable.speculative.dflash import DFlashSpecMetadata, DFlashWorker
 from engines.portable.speculative.draft_target import DraftTargetOneModelSpecMetadata, DraftTargetOneModelWorker
+from engines.portable.speculative.dspark import DSparkWorker
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, Eagle3OneModelWorker
 from engines.portable.speculative.interface import (
     DecodingConfig,
@@ -29,6 +32,8 @@ MODES = {
     "PARDWorker": SpeculativeDecodingMode.PARD,
     "MTPWorker": SpeculativeDecodingMode.MTP,
     "SAWorker": SpeculativeDecodingMode.SA,
+    "DFlashWorker": SpeculativeDecodingMode.DFLASH,
+    "DSparkWorker": SpeculativeDecodingMode.DSPARK,
 }
 """Mode of each worker, by the worker's class name."""
 
@@ -43,13 +48,16 @@ def get_spec_resource_manager(
     steering: Steering,
     device: torch.device,
 ) -> SpecResourceManager | None:
-    """The manager of what the mode's worker keeps per request; None if it keeps nothing."""
+    """The manager of what the mode's worker keeps per request; None if it keeps nothing.
+
+    ``num_slots`` requests run at a time at most.
+    """
     mode, max_draft_len = spec_config.spec_dec_mode, spec_config.max_draft_len
     if mode.is_mtp_vanilla():
         return MTPHiddenStatesManager(max_draft_len, HIDDEN_SIZE, num_slots, device)
     if mode.is_sa():
         return SuffixAutomatonManager(tracer, steering, max_draft_len, num_slots, max_num_requests, max_seq_len, device)
-    return None
+    return SeqSlotManager(num_slots) if mode.keeps_context() else None
 
 
 def get_spec_metadata(
@@ -74,15 +82,17 @@ def get_spec_metadata(
         return MTPSpecMetadata(**common, mtp_hidden_states_manager=spec_resource_manager)
     if mode.is_sa():
         return SASpecMetadata(**common, sa_manager=spec_resource_manager)
-    return Eagle3OneModelSpecMetadata(
-        **common,
-        hidden_size=HIDDEN_SIZE,
-        layers_to_capture=() if mode.is_mtp_eagle_one_model() else tuple(range(NUM_LAYERS)),
-    )
+    layers = () if mode.is_mtp_eagle_one_model() else tuple(range(NUM_LAYERS))
+    capture: dict[str, Any] = {"hidden_size": HIDDEN_SIZE, "layers_to_capture": layers}
+    if mode.keeps_context():
+        return DFlashSpecMetadata(**common, **capture, seq_slot_manager=spec_resource_manager)
+    return Eagle3OneModelSpecMetadata(**common, **capture)
 
 
-def get_spec_worker(spec_config: DecodingConfig) -> SpecWorkerBase:
-    """The worker of the mode."""
+def get_spec_worker(
+    spec_config: DecodingConfig, *, num_slots: int, max_seq_len: int, device: torch.device
+) -> SpecWorkerBase:
+    """The worker of the mode, with room for the contexts of ``num_slots`` requests if it keeps any."""
     workers: dict[SpeculativeDecodingMode, type[Any]] = {
         SpeculativeDecodingMode.EAGLE3_ONE_MODEL: Eagle3OneModelWorker,
         SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPEagleWorker,
@@ -90,6 +100,10 @@ def get_spec_worker(spec_config: DecodingConfig) -> SpecWorkerBase:
         SpeculativeDecodingMode.PARD: PARDWorker,
         SpeculativeDecodingMode.MTP: MTPWorker,
         SpeculativeDecodingMode.SA: SAWorker,
+        SpeculativeDecodingMode.DFLASH: DFlashWorker,
+        SpeculativeDecodingMode.DSPARK: DSparkWorker,
     }
-    worker: SpecWorkerBase = workers[spec_config.spec_dec_mode](spec_config)
+    room = {"num_slots": num_slots, "max_seq_len": max_seq_len, "device": device}
+    mode = spec_config.spec_dec_mode
+    worker: SpecWorkerBase = workers[mode](spec_config, **(room if mode.keeps_context() else {}))
     return worker

@@ -14,15 +14,16 @@ from engines.portable.models import HIDDEN_SIZE
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.speculative.interface import DecodingConfig
-from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
+from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_resource_manager, get_spec_worker
 from scenarios import WORKERS as TRAITS
 
 CPU = torch.device("cpu")
 MASK = 99
 WORKERS = tuple(MODES)
 LINEAR = WORKERS[:3]
-CHUNKED = tuple(w for w in WORKERS if TRAITS[w].chunked_prefill)
-SPARSE = tuple(w for w in WORKERS if TRAITS[w].sparse)
+CHUNKED = tuple(worker for worker in WORKERS if TRAITS[worker].chunked_prefill)
+SPARSE = tuple(worker for worker in WORKERS if TRAITS[worker].sparse)
+BLOCK = tuple(worker for worker in WORKERS if TRAITS[worker].keeps_context)
 
 
 def ints(values: Sequence[Any], dtype: torch.dtype = torch.int32) -> Tensor:
@@ -73,10 +74,9 @@ class DraftModel:
     calls  per call the state of the attention metadata, and the inputs
     """
 
-    def __init__(self, parallel: bool) -> None:
+    def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
-        self.lm_head = self.embed_tokens = None
-        self._parallel = parallel
+        self.lm_head = self.embed_tokens = self.attn = None
         self.mtp_layers = [self.MTPLayer(self)]
 
     class MTPLayer:
@@ -98,6 +98,20 @@ class DraftModel:
     def model(self, **kwargs: Any) -> Any:
         hidden = self.note(**kwargs)
         return (hidden, hidden) if "hidden_states" in kwargs else hidden
+
+    def project_target_hidden(self, hidden_states: Tensor) -> Tensor:
+        return 100 + torch.arange(len(hidden_states))
+
+    def precompute_context_kv(self, projected: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return positions.long(), projected
+
+    def dflash_forward(self, *, ctx_k_cache: Tensor, ctx_v_cache: Tensor, **inputs: Any) -> Tensor:
+        inputs["input_ids"] = inputs.pop("noise_embedding")
+        return self.note(self.attn, None, **inputs)
+
+    def markov_head(self, block_logits: Tensor, attn_metadata: Any) -> Tensor:
+        """Each draft becomes the one after it."""
+        return block_logits.roll(1, dims=-1)
 
     def note(self, attn_metadata: Any, spec_metadata: Any, **inputs: Any) -> Tensor:
         noted = {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in inputs.items()}
@@ -124,10 +138,11 @@ class Batch:
         pasts: Sequence[int] = (10, 20),
         accepted: Sequence[int] = (3, 2),
         draft_len: int = 3,
+        max_draft_len: int | None = None,
         graph: bool = False,
     ) -> None:
         extra = max(draft_len - 1, 1)
-        config = DecodingConfig(MODES[worker], max(draft_len, 1), extra, MASK)
+        config = DecodingConfig(MODES[worker], max_draft_len or max(draft_len, 1), extra, MASK)
         width = config.get_runtime_tokens_per_gen_step(draft_len)
         self.manager = kv_cache_manager(extra=extra)
         contexts = [LlmRequest(i, [7 + i] * n, context_chunk_size=n) for i, n in enumerate(prompts)]
@@ -136,13 +151,19 @@ class Batch:
             request.py_draft_tokens = [0] * (width - 1)
         self.manager.add_dummy_requests(gens)
         self.manager.prepare_resources(ScheduledRequests(tuple(contexts), tuple(gens)))
-        self.worker: Any = get_spec_worker(config)
-        self.draft_model = DraftModel(config.spec_dec_mode.is_parallel_draft())
+        self.worker: Any = get_spec_worker(config, num_slots=4, max_seq_len=64, device=CPU)
+        self.draft_model = DraftModel()
         self.attn: Any = attention_metadata(self.manager)
-        self.spec: Any = get_spec_metadata(config, 4, 64, CPU)
+        self.slots = get_spec_resource_manager(config, num_slots=4)
+        if self.slots is not None:
+            for request in [*gens, *contexts]:
+                self.slots.slot_manager.add_slot(request.py_request_id)
+            self.worker._ctx_len[: len(gens)] = torch.tensor(pasts, dtype=torch.int64)
+        self.spec: Any = get_spec_metadata(config, 4, 64, CPU, self.slots)
         if graph:
             self.attn = self.attn.create_cuda_graph_metadata(len(gens), width - 1)
             self.spec = self.spec.create_cuda_graph_metadata(len(gens))
+        self.draft_model.attn = self.attn
         self._lens = [*prompts, *[width] * len(gens)]
         self._cached = [0] * len(contexts) + list(pasts)
         self._requests = [*contexts, *gens]

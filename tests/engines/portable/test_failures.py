@@ -12,7 +12,7 @@ from engines.base import SEAMS, TORCH
 from scenarios import WORKERS as TRAITS
 from scenarios import Fault, FaultKind, Phase, Scenario, Step, StepTrace
 from tests.engines.portable.scripts import ENGINE, context, dummies, generations, go, scenario
-from tests.engines.portable.support import WORKERS
+from tests.engines.portable.support import BLOCK, LINEAR, WORKERS
 
 LAYOUT = (
     "num_contexts", "num_generations", "num_ctx_tokens", "num_tokens", "_seq_lens", "_seq_lens_cuda",
@@ -26,23 +26,29 @@ def seen(step: StepTrace) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def check_failed(worker: str, failed: StepTrace) -> None:
-    """Whatever was prepared is as it was; the lengths of a parallel drafter are not left in between."""
+    """Whatever was prepared is as it was; the lengths of a parallel drafter are not left in between.
+
+    Nor are its contexts longer than before, unless the forward was over.
+    """
     prepared, last = failed.find("prepared"), failed.substeps[-1]
     assert last.name == "failed"
     if prepared is None:
         return
     assert {k: last[k] for k in LAYOUT} == {k: prepared[k] for k in LAYOUT}
     kv0, verified = prepared["kv_lens_cuda"], failed.find("verified")
-    if worker == "PARDWorker":
+    if worker not in LINEAR:
         ends = [kv0]
         if verified is not None:
             contexts = prepared["num_contexts"]
             gens = zip(kv0[contexts:], verified["num_accepted_tokens"][contexts:])
             ends.append(kv0[:contexts] + [kv + acc for kv, acc in gens])
         assert last["kv_lens_cuda"] in ends
+    entered = failed.find("restored") or failed.find("entered")
+    if entered is not None and worker in BLOCK:
+        assert last["ctx_len"] == entered["ctx_len"]
 
 
-@pytest.mark.parametrize(("worker", "draft_len"), list(zip(WORKERS, (2, 1, 1, 1, 2, 1), strict=True)))
+@pytest.mark.parametrize(("worker", "draft_len"), list(zip(WORKERS, (2, 1, 1, 1, 2, 1, 1, 1), strict=True)))
 def test_wherever_a_call_fails_the_next_step_does_not_notice(worker: str, draft_len: int) -> None:
     """Out of memory in the general warm-up, at each call in turn, on one engine (PR #16382).
 

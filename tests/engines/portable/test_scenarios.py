@@ -8,6 +8,7 @@ import pytest
 
 from scenarios import WORKERS as TRAITS
 from scenarios import Phase, Step
+from scenarios.tracer import term
 from tests.engines.portable.scripts import (
     ENGINE,
     accepted,
@@ -21,7 +22,7 @@ from tests.engines.portable.scripts import (
     scenario,
     updated,
 )
-from tests.engines.portable.support import CHUNKED, LINEAR, WORKERS
+from tests.engines.portable.support import BLOCK, CHUNKED, LINEAR, WORKERS
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -32,6 +33,31 @@ def test_an_oracle_drafter_is_believed_in_every_layout(worker: str, draft_len: i
     assert accepted(trace) == believed(worker, draft_len)
     for request, tokens in updated(trace, "emitted").items():
         assert tokens == greedy(0, request, (5, 7, 6)[request], len(tokens))
+
+
+@pytest.mark.parametrize("worker", BLOCK)
+def test_a_context_has_the_columns_of_the_tokens_that_are_cached(worker: str) -> None:
+    trace = go(mixed(worker, 3, replay=True, agree=1))
+    for step in trace.steps[1:]:
+        contexts, caches = step.substeps[-1]["draft_context"], step.substeps[-1]["target_kv"]
+        assert contexts == {r: [[i, term(i, e)] for i, e in enumerate(slots)] for r, slots in caches.items()}
+        assert not any(e for slots in step.substeps[-1]["draft_kv"].values() for e in slots)
+
+
+@pytest.mark.parametrize("worker", BLOCK)
+def test_more_requests_than_rows_take_turns_and_keep_their_contexts(worker: str) -> None:
+    """Nothing but its end takes a request's slot, and the next owner finds nothing of it."""
+    prefill = [Step(draft_len=2, contexts=(context(worker, i, 3 + i),)) for i in range(3)]
+    turns = [Step(draft_len=k, generations=generations([i], k)) for k in (2, 0, 2, 2) for i in range(3)]
+    turns[-1] = replace(turns[-1], finish=(2, 0))
+    newcomer = [
+        Step(draft_len=2, contexts=(context(worker, 3, 2),)),
+        Step(draft_len=2, generations=generations([3], 2)),
+    ]
+    prompts = (3, 4, 5, 2)
+    trace = go(scenario(worker, prompts, *prefill, *turns, *newcomer, newcomer[1], max_draft_len=2, max_num_requests=1))
+    assert [row[0] for row in accepted(trace)] == [1] * 3 + [1] * 6 + [1] * 3 + [3] * 3 + [1, 1, 3]
+    assert [len(columns) for columns in updated(trace, "draft_context").values()] == [10, 6]
 
 
 @pytest.mark.parametrize("worker", WORKERS)

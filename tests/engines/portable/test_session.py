@@ -15,10 +15,10 @@ from engines.portable.speculative.interface import SpecWorkerBase
 from scenarios import FIELDS, Config, Fault, FaultKind, Phase, Request, Scenario, ScenarioError, Step, UsageError
 from scenarios import WORKERS as TRAITS
 from tests.engines.portable.scripts import ENGINE, context, dummies, generations, go, mixed, scenario
-from tests.engines.portable.support import WORKERS
+from tests.engines.portable.support import BLOCK, WORKERS
 
 EAGLE = "Eagle3OneModelWorker"
-CALLS = {"PARDWorker": 1}
+CALLS = dict.fromkeys(("PARDWorker", *BLOCK), 1)
 """Draft calls for two drafts, where they are not two."""
 
 
@@ -35,8 +35,11 @@ def test_substeps_and_fields_are_those_of_the_vocabulary(worker: str) -> None:
     trace = go(mixed(worker, 2, replay=True))
     drafts = ["saved", *(f"draft[{i}]" for i in range(CALLS.get(worker, 2)))] if TRAITS[worker].draft_model else []
     forward = ["entered", "verified", *drafts, "restored"]
-    capture, prefill = trace.steps[0], trace.steps[1]
-    assert [s.name for s in prefill.substeps] == ["prepared", *forward, "updated"]
+    capture, prefill, joined = trace.steps[:3]
+    assert [s.name for s in joined.substeps] == ["prepared", *forward, "updated"]
+    # A block of drafts is for generations only.
+    without = [] if worker in BLOCK else drafts[1:]
+    assert [s.name for s in prefill.substeps if s.name.startswith("draft")] == without
     assert [s.name for s in capture.substeps] == ["prepared", *forward * 3, "updated"]
     phases = {s.run: s.phase for s in capture.substeps}
     assert phases == {0: "graph_warmup", 1: "graph_warmup", 2: "capture"}

@@ -1,0 +1,100 @@
+"""A drafter with a context of its own: it grows by what is committed, and only its own count says how far it reaches.
+
+DFlash and DSpark keep a column for each cached token of a request and query them with one block of rows. Columns and
+count lie outside the KV cache and are no field of the metadata, so nothing but the worker itself puts them right.
+Dummies share a scratch slot, which may hold anything.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from invariants.case import Run, StepCase
+from invariants.check import Check
+from invariants.registry import invariant
+from scenarios.tracer import term
+
+_ACCEPTED = ("num_accepted_tokens", "new_tokens_lens")
+
+
+def _cached(step: StepCase) -> list[int] | None:
+    """Cached tokens of each generation as ``prepare`` found them; None for dummies or if not observed."""
+    seen = step.prepared.seen if step.prepared is not None else {}
+    if step.asked.phase.is_startup or "kv_lens_cuda" not in seen or "_seq_lens" not in seen:
+        return None
+    rows = [*zip(seen["kv_lens_cuda"], seen["_seq_lens"])][step.num_contexts :]
+    return [kv - query for kv, query in rows]
+
+
+def _committed(step: StepCase, run: Run) -> list[int] | None:
+    """Cached tokens of each generation once a forward has accepted its own; None where that is not known."""
+    cached = _cached(step)
+    if cached is None or run.accepted is None:
+        return None
+    return [past + count for past, count in zip(cached, run.accepted[step.num_contexts :])]
+
+
+@invariant(
+    "ctx-len-counts-committed", reads=("ctx_len", "kv_lens_cuda", "_seq_lens", *_ACCEPTED), museum=("TRT-02", "TRT-70")
+)
+def ctx_len_counts_committed(step: StepCase, check: Check) -> None:
+    """Each generation finds as many columns as it has cached tokens, and leaves as many more as it accepts.
+
+    Also without drafts, and for a request that a batch left out: columns that are missing shift all later positions.
+    """
+    cached = _cached(step)
+    for run in step.runs:
+        for moment, expected in ((run.entered, cached), (run.restored, _committed(step, run))):
+            if moment is not None and expected is not None and "ctx_len" in moment.seen:
+                check.equal(moment, "ctx_len", expected, moment.seen["ctx_len"], "so many tokens are cached")
+
+
+@invariant("ctx-len-rolled-back", reads=("ctx_len",), museum=("TRT-02",))
+def ctx_len_rolled_back(step: StepCase, check: Check) -> None:
+    """A forward that fails, and one that warms up a graph, leaves the count of columns as it found it.
+
+    PR #16382: it is advanced while the inputs of the drafter are prepared. A failure after the forward finds it
+    advanced rightly; while a graph is captured or replayed nothing is rolled back, as no failure is survived there.
+    """
+    for run in step.runs:
+        if run.phase == "graph_warmup" and run.entered is not None and run.restored is not None:
+            check.kept(run.restored, run.entered, ("ctx_len",))
+    if step.failed is None or not step.runs:
+        return
+    last = step.runs[-1]
+    since = last.entered if last.restored is None and last.phase in ("eager", "graph_warmup") else last.restored
+    if since is not None:
+        check.kept(step.failed, since, ("ctx_len",))
+
+
+@invariant(
+    "draft-block-follows-context",
+    reads=("num_ctx_per_req", "position_ids", "kv_lens_cuda", "_seq_lens", *_ACCEPTED),
+    museum=("TRT-02", "TRT-70"),
+)
+def draft_block_follows_context(step: StepCase, check: Check) -> None:
+    """The draft call reads the columns of all committed tokens, and its queries stand right behind them."""
+    for run in step.runs:
+        committed = _committed(step, run)
+        for moment in run.drafts.values():
+            columns = moment.seen.get("num_ctx_per_req")
+            if columns is None or committed is None:
+                continue
+            check.equal(moment, "num_ctx_per_req", committed, columns, "so many tokens are cached by now")
+            if "position_ids" in moment.seen and columns:
+                positions = moment.seen["position_ids"]
+                width = len(positions) // len(columns)
+                expected = list(chain.from_iterable(range(count, count + width) for count in columns))
+                check.equal(moment, "position_ids", expected, positions, f"num_ctx_per_req is {columns}")
+
+
+@invariant("draft-context-equals-cache", reads=("draft_context", "target_kv"), museum=("TRT-70",))
+def draft_context_equals_cache(step: StepCase, check: Check) -> None:
+    """The columns of a request are those of its cached tokens, each at its own position, in order, and no others."""
+    seen = step.updated.seen if step.updated is not None else {}
+    target = seen.get("target_kv", {})
+    for request, columns in seen.get("draft_context", {}).items():
+        if request in target:
+            expected = [[n, term(n, slot)] for n, slot in enumerate(target[request])]
+            why = f"target_kv holds these tokens of request {request}"
+            check.equal(step.updated, "draft_context", expected, columns, why)  # type: ignore[arg-type]
