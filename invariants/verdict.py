@@ -122,14 +122,15 @@ def _compare(case: Case, twin: Twin, other: Trace, check: Check) -> None:
         check.run(mine == outcome, index, None, outcome, mine, f"the step ended {mine}, in the twin {outcome}")
         fields = {s.key: s.fields for s in theirs.substeps} if theirs is not None else {}
         for moment in step.moments:
-            other_fields = fields.get((moment.name, moment.run), {})
-            if step.asked.phase.is_startup:
-                # What is kept for dummies, and so what follows from it, is open; the oracle leaves it out.
-                other_fields = {name: value for name, value in other_fields.items() if name in moment.said}
-            _compare_fields(moment, other_fields, twin, check)
+            _compare_fields(moment, fields.get((moment.name, moment.run), {}), twin, check)
 
 
-_OF_DRAFTER: Final = frozenset({"input_ids", "hidden_states", "next_draft_tokens", "next_new_tokens"})
+_OF_DRAFTER: Final = frozenset(
+    {
+        *("input_ids", "position_ids", "hidden_states", "num_ctx_per_req", "ctx_len"),
+        *("next_draft_tokens", "next_new_tokens"),
+    }
+)
 """What a worker that keeps something of each request shows of dummies, whose slots may hold anything."""
 
 

@@ -198,13 +198,11 @@ class PortableSession:
         model, manager, launch = self._model.draft_model, self._executor.spec_resource_manager, SiteClass.LAUNCH
         if isinstance(manager, SuffixAutomatonManager):
             return [Seam("sa_manager.extend", manager, "extend", launch)]
-        layers = getattr(model, "mtp_layers", None)
-        pairs = [(mtp, mtp.shared_head) for mtp in layers] if layers else [(model.model, model.logits_processor)]
         return [
             seam
-            for drafter, head in pairs
+            for drafter, call, head in _draft_model_calls(model)
             for seam in (
-                Seam("draft_model.forward", drafter, "forward", launch, before=watch.drafting),
+                Seam("draft_model.forward", drafter, call, launch, before=watch.drafting),
                 Seam("draft_model.logits", head, "forward", launch),
             )
         ]
@@ -253,13 +251,14 @@ class _Nobody:
         return None
 
 
-def _draft_model_calls(draft_model: Any) -> tuple[Any, str, Any]:
-    """What its worker calls to draft, as owner and name, and its head."""
-    if hasattr(draft_model, "mtp_layers"):
-        return draft_model.mtp_layers[0], "forward", draft_model.mtp_layers[0].shared_head
+def _draft_model_calls(draft_model: Any) -> list[tuple[Any, str, Any]]:
+    """Whose method of which name a worker calls to draft, and the head behind it: one, or one of each layer."""
     if hasattr(draft_model, "dflash_forward"):
-        return draft_model, "dflash_forward", draft_model.logits_processor
-    return draft_model.model, "forward", draft_model.logits_processor
+        return [(draft_model, "dflash_forward", draft_model.logits_processor)]
+    layers = getattr(draft_model, "mtp_layers", None)
+    if layers is not None:
+        return [(layer, "forward", layer.shared_head) for layer in layers]
+    return [(draft_model.model, "forward", draft_model.logits_processor)]
 
 
 def _dummy_id(index: int) -> int:

@@ -13,8 +13,9 @@ from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.models import HIDDEN_SIZE
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.interface import DecodingConfig
-from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_resource_manager, get_spec_worker
+from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
 from scenarios import WORKERS as TRAITS
 
 CPU = torch.device("cpu")
@@ -154,7 +155,7 @@ class Batch:
         self.worker: Any = get_spec_worker(config, num_slots=4, max_seq_len=64, device=CPU)
         self.draft_model = DraftModel()
         self.attn: Any = attention_metadata(self.manager)
-        self.slots = get_spec_resource_manager(config, num_slots=4)
+        self.slots = SeqSlotManager(4) if config.spec_dec_mode.keeps_context() else None
         if self.slots is not None:
             for request in [*gens, *contexts]:
                 self.slots.slot_manager.add_slot(request.py_request_id)

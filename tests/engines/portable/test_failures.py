@@ -12,7 +12,7 @@ from engines.base import SEAMS, TORCH
 from scenarios import WORKERS as TRAITS
 from scenarios import Fault, FaultKind, Phase, Scenario, Step, StepTrace
 from tests.engines.portable.scripts import ENGINE, context, dummies, generations, go, scenario
-from tests.engines.portable.support import BLOCK, LINEAR, WORKERS
+from tests.engines.portable.support import BLOCK, WORKERS
 
 LAYOUT = (
     "num_contexts", "num_generations", "num_ctx_tokens", "num_tokens", "_seq_lens", "_seq_lens_cuda",
@@ -36,7 +36,7 @@ def check_failed(worker: str, failed: StepTrace) -> None:
         return
     assert {k: last[k] for k in LAYOUT} == {k: prepared[k] for k in LAYOUT}
     kv0, verified = prepared["kv_lens_cuda"], failed.find("verified")
-    if worker not in LINEAR:
+    if worker in (*BLOCK, "PARDWorker"):
         ends = [kv0]
         if verified is not None:
             contexts = prepared["num_contexts"]
