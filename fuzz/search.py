@@ -79,7 +79,9 @@ class Search:
     def events(self) -> Events:
         """Search until the budget is spent, or something is found where the unit asks for the first only."""
         number = empty = 0
-        while self.cases < self.unit.max_cases and time.monotonic() < self.deadline and empty < EMPTY_BATCHES:
+        while self.cases < self.unit.max_cases and empty < EMPTY_BATCHES:
+            if number and time.monotonic() >= self.deadline:
+                break
             started = time.monotonic()
             batch = self._hunt(number)
             results = list(self._results(batch))
@@ -164,7 +166,8 @@ class Search:
 
     def _case(self, batch: Batch, scenario: Scenario) -> None:
         interrupt.check()
-        if time.monotonic() >= self.deadline:
+        # However slow the machine is, nothing executed at all would be no search.
+        if self.cases and time.monotonic() >= self.deadline:
             raise EndOfBatch
         try:
             with self._noted(scenario):

@@ -16,6 +16,7 @@ from fuzz.journal import Case, read_case
 from fuzz.store import Store
 from fuzz.subject import read_subject
 from tests.fuzz.conftest import Eventually
+from tests.fuzz.fakes import mixed
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,24 +35,37 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_kill_9_of_everything(processes: int, capsys: pytest.CaptureFixture[str], eventually: Eventually) -> None:
     store = Store()
-    arguments = ["--engine", "tests.fuzz.fakes:Slow", "--worker", "PARDWorker", "--workers", str(processes)]
-    command = [sys.executable, "-m", "fuzz", "fuzz", "--max-time", "60s", *arguments]
+    worker = ["--worker", "PARDWorker", "--workers"]
+    command = [sys.executable, "-m", "fuzz", "fuzz", "--max-time", "600s", "--engine", "tests.fuzz.fakes:Hanging"]
+    command += [*worker, str(processes)]
     campaign = subprocess.Popen(command, cwd=ROOT)
 
     def running() -> list[Case]:
         return [case for path in sorted(store.running.glob("*.json")) if (case := read_case(path))]
 
-    eventually(lambda: len(running()) == processes)
+    # Cases in which the engine hangs, so that none ends while this looks at them.
+    eventually(lambda: [any(map(mixed, case.scenario.steps)) for case in running()] == [True] * processes)
     children = children_of(campaign.pid)
     campaign.send_signal(signal.SIGKILL)
     campaign.wait()
     eventually(lambda: not any(map(alive, children)))
 
     left = [case.scenario for case in running()]
-    assert left
+    assert len(left) == processes
     assert store.totals().unfinished == 1
     # The next campaign says what was running, once.
-    again = ["run", *arguments[:4], "--max-cases", "1", "--invariant", "acceptance-in-range", "--json"]
+    again = [
+        "run",
+        "--engine",
+        "tests.fuzz.fakes:Sound",
+        *worker,
+        "1",
+        "--max-cases",
+        "1",
+        "--invariant",
+        "acceptance-in-range",
+        "--json",
+    ]
     cli.invoke(again)
     interrupted = json.loads(capsys.readouterr().out)["interrupted"]
     assert [read_subject(Path(path)).scenario for path in interrupted] == left
