@@ -70,7 +70,7 @@ class SuffixAutomatonManager(SpecResourceManager):
         places = (lens.unsqueeze(1) + column).clamp(max=text.shape[1] - 1)
         is_new = column < num_accepted_tokens.unsqueeze(1)
         text.scatter_(1, places, torch.where(is_new, accepted_tokens, text.gather(1, places)))
-        lens = (lens + num_accepted_tokens).clamp(max=text.shape[1])
+        lens = lens + num_accepted_tokens
         self.text.index_copy_(0, slots, text)
         self.text_lens.index_copy_(0, slots, lens)
         return self._match(text, lens, max_draft_len)

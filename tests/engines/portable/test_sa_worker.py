@@ -13,7 +13,7 @@ from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequest
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 from engines.tracer import SparseTracer, Tracer
 from scenarios import Phase, Step
-from scenarios.tracer import PRIME, choose, disagree, entry, prompt_token, term
+from scenarios.tracer import PAD_TOKEN, PRIME, choose, disagree, entry, prompt_token, term
 from tests.engines.portable.scripts import context, dummies, generations, go, greedy, scenario, updated
 from tests.engines.portable.support import CPU, ints
 
@@ -90,7 +90,7 @@ def test_the_text_follows_the_request(options: dict[str, Any]) -> None:
     steps = (
         Step(phase=Phase.CAPTURE, draft_len=2, generations=dummies(4, accept=2)),
         Step(draft_len=2, contexts=(context(SA, 0, 3, 1), context(SA, 1, 2, 2))),
-        Step(draft_len=1, contexts=(context(SA, 0, 2, 1),)),
+        Step(draft_len=1, contexts=(context(SA, 0, 2),)),
         Step(draft_len=3, generations=generations([1, 0], 3)),
         Step(draft_len=0, generations=generations([0])),
         Step(phase=Phase.REPLAY, draft_len=2, generations=generations([0], 1)),
@@ -103,6 +103,9 @@ def test_the_text_follows_the_request(options: dict[str, Any]) -> None:
     assert chunk is not None
     assert chunk["next_draft_tokens"][0] == [first, disagree(second)]
     assert trace.steps[1].substeps[-1]["automaton"][0] == prompt
+    without_match = trace.steps[2].find("restored")
+    assert without_match is not None
+    assert without_match["next_draft_tokens"] == [[PAD_TOKEN]]
     for request, prompt_len in ((0, 5), (1, 2)):
         tokens = [prompt_token(0, request, i) for i in range(prompt_len)]
         emitted = updated(trace, "emitted")[request]

@@ -193,8 +193,8 @@ def test_a_worker_that_no_file_defines_or_whose_module_fails_is_refused(tree, tm
 
 
 def test_a_worker_that_the_suite_has_no_driver_for_is_refused(engine):
-    with pytest.raises(UsageError, match=r"^config.worker: the suite has no driver for DFlashWorker; write one of "):
-        engine().open(Config(worker="DFlashWorker", max_draft_len=1))
+    with pytest.raises(UsageError, match=r"config.worker: the suite has no driver for SAWorker; write one of "):
+        engine().open(Config(worker="SAWorker", max_draft_len=1))
     assert fuzz.engines.workers("tensorrt_llm") == DRIVEN
 
 
