@@ -197,7 +197,9 @@ class DFlashWorker(ParallelSpecWorker):
         _, self._ctx_len_restore_pending = self._ctx_len.copy_(self._saved_ctx_len), False
 
     def _ensure_spec_dec_state_restored(self, attn_metadata: Any, spec_metadata: SpecMetadata | None) -> None:
-        super()._ensure_spec_dec_state_restored(attn_metadata, spec_metadata)
-        # Lengths that a failed forward has advanced would be ahead of the request for the rest of its life (PR #16382).
-        if self._ctx_len_restore_pending:
-            self._restore_ctx_len()
+        try:
+            super()._ensure_spec_dec_state_restored(attn_metadata, spec_metadata)
+        finally:
+            # Lengths that a failed forward has advanced are ahead of what is committed from then on (PR #16382).
+            if self._ctx_len_restore_pending:
+                self._restore_ctx_len()

@@ -167,6 +167,24 @@ def test_contexts_come_back_wherever_a_torch_call_fails(
     assert seen == ends
 
 
+def test_nothing_stays_pending_when_the_cleanup_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream applies what is left to a later batch: its next step without drafts, which prepares nothing."""
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("lost")
+
+    batch = Batch(DFLASH)
+    entry = lengths(batch)
+    monkeypatch.setattr(batch.draft_model, "dflash_forward", fails)
+    monkeypatch.setattr(batch.attn, "restore_from_spec_dec", fails)
+    with pytest.raises(RuntimeError, match="lost"):
+        batch.forward()
+    assert state(batch.attn)["kv"] == [5, 17, 26]
+    assert lengths(batch) == entry
+    assert not batch.worker._kv_rewind_pending
+    assert not batch.worker._ctx_len_restore_pending
+
+
 def test_slots_are_kept_until_a_request_ends() -> None:
     slots = SeqSlotManager(2)
     first, second, third = (LlmRequest(i, [1]) for i in (7, 8, 9))
