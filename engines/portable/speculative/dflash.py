@@ -51,14 +51,13 @@ class DFlashWorker(ParallelSpecWorker):
     max_seq_len  columns of a context at most
 
     _ctx_len                int64 [num_slots + 1], device: columns per slot; the next owner finds the last one's
-    _ctx_k_buf, _ctx_v_buf  int64 [num_slots + 1, max_seq_len + Kmax + 1], device
+    _ctx_k_buf, _ctx_v_buf  int64 [num_slots + 1, max_seq_len], device
     """
 
     def __init__(self, spec_config: DecodingConfig, *, num_slots: int, max_seq_len: int, device: torch.device) -> None:
         super().__init__(spec_config)
         self._dummy_slot = num_slots
-        # Rejected tokens of a request at its longest are written, too.
-        shape = num_slots + 1, max_seq_len + spec_config.max_draft_len + 1
+        shape = num_slots + 1, max_seq_len
         # Here and not in the first forward, as upstream has it: that one may be the capture of a graph.
         self._ctx_len = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._ctx_k_buf = torch.zeros(shape, dtype=torch.int64, device=device)
