@@ -51,14 +51,13 @@ class DFlashWorker(ParallelSpecWorker):
     max_seq_len  columns of a context at most
 
     _ctx_len                int64 [num_slots + 1], device: columns per slot; the next owner finds the last one's
-    _ctx_k_buf, _ctx_v_buf  int64 [num_slots + 1, max_seq_len + Kmax + 1], device
+    _ctx_k_buf, _ctx_v_buf  int64 [num_slots + 1, max_seq_len], device
     """
 
     def __init__(self, spec_config: DecodingConfig, *, num_slots: int, max_seq_len: int, device: torch.device) -> None:
         super().__init__(spec_config)
         self._dummy_slot = num_slots
-        # Rejected tokens of a request at its longest are written, too.
-        shape = num_slots + 1, max_seq_len + spec_config.max_draft_len + 1
+        shape = num_slots + 1, max_seq_len
         # Here and not in the first forward, as upstream has it: that one may be the capture of a graph.
         self._ctx_len = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._ctx_k_buf = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -197,7 +196,9 @@ class DFlashWorker(ParallelSpecWorker):
         _, self._ctx_len_restore_pending = self._ctx_len.copy_(self._saved_ctx_len), False
 
     def _ensure_spec_dec_state_restored(self, attn_metadata: Any, spec_metadata: SpecMetadata | None) -> None:
-        super()._ensure_spec_dec_state_restored(attn_metadata, spec_metadata)
-        # Lengths that a failed forward has advanced would be ahead of the request for the rest of its life (PR #16382).
-        if self._ctx_len_restore_pending:
-            self._restore_ctx_len()
+        try:
+            super()._ensure_spec_dec_state_restored(attn_metadata, spec_metadata)
+        finally:
+            # Lengths that a failed forward has advanced are ahead of what is committed from then on (PR #16382).
+            if self._ctx_len_restore_pending:
+                self._restore_ctx_len()

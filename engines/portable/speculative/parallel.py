@@ -54,6 +54,9 @@ class ParallelSpecWorker(SpecWorkerBase):
         _, self._kv_rewind_pending = gens.sub_(self._kv_rewind_amount), False
 
     def _ensure_spec_dec_state_restored(self, attn_metadata: Any, spec_metadata: SpecMetadata | None) -> None:
-        super()._ensure_spec_dec_state_restored(attn_metadata, spec_metadata)
-        if self._kv_rewind_pending:
-            self._apply_kv_rewind_after_draft(attn_metadata)
+        try:
+            super()._ensure_spec_dec_state_restored(attn_metadata, spec_metadata)
+        finally:
+            # Left pending, it would be taken off the lengths of another batch.
+            if self._kv_rewind_pending:
+                self._apply_kv_rewind_after_draft(attn_metadata)

@@ -56,7 +56,7 @@ def test_the_block_is_as_wide_as_the_longest_draft() -> None:
     batch = Batch(DFLASH, draft_len=1, max_draft_len=3, accepted=(2, 1))
     outputs = batch.forward()
     (call,) = batch.draft_model.calls
-    assert call["seq_lens"] == [5, 4, 4]
+    assert call["seq_lens"] == call["seq_lens_cuda"] == [5, 4, 4]
     assert call["counters"] == (1, 5, 2, 9)
     assert call["query_positions"] == [12, 13, 14, 15, 21, 22, 23, 24]
     assert call["gathered"] == [1, 5]
@@ -134,6 +134,24 @@ def test_nothing_moves_while_a_graph_warms_up(
     assert not batch.worker._ctx_len_restore_pending
 
 
+def test_a_capture_that_fails_is_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What puts lengths back would be recorded, too; no failure of a capture is survived."""
+    batch = Batch(DFLASH, prompts=(), graph=True)
+    monkeypatch.setattr(CpuGraph, "recording", True)
+    with pytest.raises(torch.OutOfMemoryError), Sites() as sites:
+        with sites.bracket(Fault(site="torch.zeros", occurrence=2, kind=FaultKind.OOM), []):
+            batch.forward()
+    assert lengths(batch)[:2] == [13, 22]
+    assert not batch.worker._ctx_len_restore_pending
+
+
+def test_lengths_that_are_wrong_do_no_harm_to_other_slots() -> None:
+    batch = Batch(DFLASH)
+    batch.worker._ctx_len[0] = 1000
+    batch.forward()
+    assert context(batch, 1)[0][20:] == [20, 21]
+
+
 def attempt(batch: Batch, fault: Fault | None) -> dict[str, int]:
     with Sites() as sites, sites.bracket(fault, [] if fault else [TORCH]) as bracket:
         batch.forward()
@@ -165,6 +183,24 @@ def test_contexts_come_back_wherever_a_torch_call_fails(
             assert not batch.worker._kv_rewind_pending
             assert not batch.worker._ctx_len_restore_pending
     assert seen == ends
+
+
+def test_nothing_stays_pending_when_the_cleanup_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream applies what is left to a later batch: its next step without drafts, which prepares nothing."""
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("lost")
+
+    batch = Batch(DFLASH)
+    entry = lengths(batch)
+    monkeypatch.setattr(batch.draft_model, "dflash_forward", fails)
+    monkeypatch.setattr(batch.attn, "restore_from_spec_dec", fails)
+    with pytest.raises(RuntimeError, match="lost"):
+        batch.forward()
+    assert state(batch.attn)["kv"] == [5, 17, 26]
+    assert lengths(batch) == entry
+    assert not batch.worker._kv_rewind_pending
+    assert not batch.worker._ctx_len_restore_pending
 
 
 def test_slots_are_kept_until_a_request_ends() -> None:

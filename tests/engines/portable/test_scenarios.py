@@ -55,7 +55,9 @@ def test_more_requests_than_rows_take_turns_and_keep_their_contexts(worker: str)
         Step(draft_len=2, generations=generations([3], 2)),
     ]
     prompts = (3, 4, 5, 2)
-    trace = go(scenario(worker, prompts, *prefill, *turns, *newcomer, newcomer[1], max_draft_len=2, max_num_requests=1))
+    # As many slots as pages: the newcomer gets one that was another's.
+    sizes = {"max_draft_len": 2, "max_num_requests": 1, "num_blocks": 3, "tokens_per_block": 32}
+    trace = go(scenario(worker, prompts, *prefill, *turns, *newcomer, newcomer[1], **sizes))
     assert [row[0] for row in accepted(trace)] == [1] * 3 + [1] * 6 + [1] * 3 + [3] * 3 + [1, 1, 3]
     assert [len(columns) for columns in updated(trace, "draft_context").values()] == [10, 6]
 

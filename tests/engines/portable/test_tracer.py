@@ -8,8 +8,18 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from engines.tracer import Tracer, locate, one_hot
-from scenarios.tracer import EMPTY, MASK_TOKEN, PRIME, VOCAB_SIZE, choose, entry, entry_fields, term
+from engines.tracer import Tracer, block_digests, locate, one_hot
+from scenarios.tracer import (
+    EMPTY,
+    MASK_TOKEN,
+    POSITION_FACTOR,
+    PRIME,
+    VOCAB_SIZE,
+    choose,
+    entry,
+    entry_fields,
+    term,
+)
 from tests.engines.portable.support import CPU, ints
 
 PAGES, SIZE, ROWS = 12, 3, 3
@@ -135,3 +145,21 @@ def test_one_hot_logits_choose_their_token() -> None:
     logits = one_hot(ints([5, VOCAB_SIZE - 2], torch.int64))
     assert logits.shape == (2, VOCAB_SIZE)
     assert logits.argmax(1).tolist() == [5, VOCAB_SIZE - 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_block_follows_its_columns_and_its_own_choices(seed: int) -> None:
+    rng = random.Random(seed)
+    counts, starts, bonus, width = [0, 5, 8], [0, 6, 8], [3, 500, 1000], 4
+    columns = [[(rng.randrange(30), rng.randrange(PRIME)) for _ in range(8)] for _ in counts]
+    positions, values = (ints([[c[part] for c in row] for row in columns], torch.int64) for part in (0, 1))
+    tokens = ints([[token, *[MASK_TOKEN] * (width - 1)] for token in bonus])
+    queries = ints([list(range(start, start + width)) for start in starts], torch.int64)
+    digests = block_digests(positions, values, ints(counts, torch.int64), queries, tokens).tolist()
+    for row, (count, start, token) in enumerate(zip(counts, starts, bonus)):
+        d = sum(value + POSITION_FACTOR * (position - j) for j, (position, value) in enumerate(columns[row][:count]))
+        expected = [d % PRIME]
+        for i in range(width):
+            expected.append((expected[-1] + term(count + i, entry(start + i, token))) % PRIME)
+            token = choose(expected[-1])
+        assert digests[row] == expected
