@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from reference.batch import Batch
-from reference.history import History
+from reference.history import Drafts, History
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class DraftCall:
     input_ids, position_ids, hidden_states  per token fed; hidden states are None where the model takes none
     seq_lens, kv_lens, num_contexts         what the attention metadata says by then
     updated                                 whether ``update_for_spec_dec`` has run before it
+    paths                                   of a tree: per row that its mask speaks of, which tokens each one sees
     """
 
     input_ids: list[int]
@@ -27,6 +28,7 @@ class DraftCall:
     updated: bool = False
     use_spec_decoding: bool = True
     hidden_states: list[int] | None = None
+    paths: list[list[list[int]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,25 @@ class Drafting:
     """What a worker does with a batch whose drafts are verified.
 
     calls    its calls of the draft model
-    drafts   per row the drafts made for its next step, none where the worker makes none
+    drafts   per row what it drafts for its next step, nothing where the worker drafts nothing
     kv_lens  ``kv_lens_cuda`` after it, unless it was among the saved fields
     """
 
     calls: list[DraftCall]
-    drafts: list[list[int]]
+    drafts: list[Drafts]
     kv_lens: list[int]
 
 
 class SpecWorker(ABC):
-    """One worker. ``saves_kv_lens``: in graph warm-up it saves ``kv_lens_cuda`` too, and so leaves it alone."""
+    """One worker.
+
+    saves_kv_lens     in graph warm-up it saves ``kv_lens_cuda`` too, and so leaves it alone
+    returns_kv_lens   it puts ``kv_lens_cuda`` back itself, whether its forward succeeds or fails
+    """
 
     name: ClassVar[str]
     saves_kv_lens: ClassVar[bool] = False
+    returns_kv_lens: ClassVar[bool] = False
 
     def saved_fields(self, phase: str) -> list[str]:
         """Names given to ``prepare_for_spec_dec`` in a forward of this phase."""
