@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from reference import trace
 from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, StepTrace, Substep, check
+from scenarios.schedule import most_nodes
 
-EAGLE3, MTP_EAGLE, DRAFT_TARGET, PARD = WORKERS
+EAGLE3, MTP_EAGLE = "Eagle3OneModelWorker", "MTPEagleWorker"
+DRAFT_TARGET, PARD = "DraftTargetOneModelWorker", "PARDWorker"
+EAGLE3_TREE, MTP_EAGLE_TREE = "Eagle3OneModelDynamicTreeWorker", "MTPEagleDynamicTreeWorker"
 LINEAR = [EAGLE3, MTP_EAGLE, DRAFT_TARGET]
-ALL = [*LINEAR, PARD]
+CHAINS = [*LINEAR, PARD]
+TREES = [EAGLE3_TREE, MTP_EAGLE_TREE]
+ALL = [*CHAINS, *TREES]
 
 
 def configuration(worker: str, max_draft_len: int, index_topk: int = 0, **sizes: int) -> Config:
-    """A sparse one where ``index_topk`` is given."""
+    """A sparse one where ``index_topk`` is given; two candidates per node and two nodes per layer of a tree."""
     backend = "DSA" if index_topk else "TRTLLM"
+    if WORKERS[worker].tree:
+        sizes = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 2 * max_draft_len} | sizes
     return Config(worker=worker, max_draft_len=max_draft_len, attention_backend=backend, index_topk=index_topk, **sizes)
 
 
@@ -37,8 +46,8 @@ def serve(
     """One eager step with contexts of these prompts and generations of these cached and accepted lengths."""
     config = configuration(worker, max_draft_len or draft_len, index_topk, **sizes)
     first_draft_len = max(draft_len, config.min_draft_len)
-    # A context of a parallel drafter gets no drafts, so its generations take one more step to have some.
-    ahead = 1 if config.traits.parallel else 0
+    # Where a context gets no drafts, its generations take one more step to have some.
+    ahead = 0 if config.traits.drafts_for_contexts else 1
     ids = range(len(contexts), len(contexts) + len(past))
     requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(contexts))
     requests += tuple(Request(id=i, prompt_len=n - ahead) for i, n in zip(ids, past, strict=True))
@@ -65,20 +74,29 @@ def at(step: StepTrace, name: str, run: int = 0) -> Substep:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, *, eager_drafter: bool = False, index_topk: int | None = None) -> Scenario:
+def scenarios(
+    draw: st.DrawFn,
+    *,
+    workers: Sequence[str] = ALL,
+    eager_drafter: bool = False,
+    index_topk: int | None = None,
+) -> Scenario:
     """Start-up with dummies, then up to three requests in chunks; ``eager_drafter`` always agrees to all drafts.
 
     Dense for ``index_topk`` 0, sparse for others, either when it is None.
     """
-    traits = draw(st.sampled_from(sorted(WORKERS.values(), key=lambda traits: traits.name)))
+    traits = WORKERS[draw(st.sampled_from(workers))]
     longest = draw(st.integers(1, 4))
-    topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None else index_topk
-    config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)))
+    topk = 0
+    if traits.sparse:
+        topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None else index_topk
+    sizes = draw(_tree_sizes(longest)) if traits.tree else {}
+    config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)), **sizes)
     requests = [Request(id=i, prompt_len=draw(st.integers(1, 7))) for i in range(draw(st.integers(1, 3)))]
     left = {request.id: request.prompt_len for request in requests}
     steps = draw(st.lists(_startup(config), max_size=2))
     for _ in range(draw(st.integers(2, 6))):
-        k = draw(st.integers(traits.min_draft_len, longest))
+        k = draw(st.integers(config.min_draft_len, longest))
 
         def agree(k: int = k) -> int:
             return k if eager_drafter else draw(st.integers(0, k))
@@ -99,13 +117,19 @@ def scenarios(draw: st.DrawFn, *, eager_drafter: bool = False, index_topk: int |
 
 
 @st.composite
+def _tree_sizes(draw: st.DrawFn, depth: int) -> dict[str, int]:
+    topk = draw(st.integers(2, 3))
+    nodes = draw(st.integers(depth, most_nodes(depth, topk)))
+    return {"dynamic_tree_max_topK": topk, "max_total_draft_tokens": nodes, "num_blocks": 128}
+
+
+@st.composite
 def _startup(draw: st.DrawFn, config: Config) -> Step:
     k = draw(st.integers(config.min_draft_len, config.max_draft_len))
     phase = draw(st.sampled_from([Phase.WARMUP, Phase.CAPTURE]))
     chunks = draw(st.lists(st.integers(1, 4), max_size=2)) if phase is Phase.WARMUP else []
-    dummy = st.builds(
-        Generation, request=st.none(), agree=st.integers(0, k), past=st.integers(0, 6), accept=st.integers(1, k + 1)
-    )
+    accept = st.just(1) if config.traits.tree else st.integers(1, k + 1)
+    dummy = st.builds(Generation, request=st.none(), agree=st.integers(0, k), past=st.integers(0, 6), accept=accept)
     generations = draw(st.lists(dummy, min_size=0 if chunks else 1, max_size=2))
     contexts = tuple(Context(request=None, chunk=chunk) for chunk in chunks)
     return Step(phase=phase, draft_len=k, contexts=contexts, generations=tuple(generations))

@@ -11,7 +11,7 @@ from hypothesis import given
 from reference import trace
 from scenarios import Context, Generation, Scenario, Step, check, walk
 from scenarios.tracer import choose, entry, prompt_token, term
-from tests.reference.cases import scenarios
+from tests.reference.cases import CHAINS, scenarios
 
 
 def greedy(prompt: list[int], index_topk: int) -> Iterator[int]:
@@ -48,14 +48,14 @@ def test_tokens_do_not_depend_on_the_company(scenario: Scenario) -> None:
     """A request alone, its prompt in one piece and no draft agreed with, emits the same text."""
     together = trace(scenario).steps[-1].substeps[-1]["emitted"]
     for i, emitted in together.items():
-        request, k = scenario.requests[i], 1
+        request, k = scenario.requests[i], max(1, scenario.config.min_draft_len)
         steps = [Step(draft_len=k, contexts=(Context(request=i, chunk=request.prompt_len),))]
         steps += [Step(draft_len=k, generations=(Generation(request=i),))] * len(emitted)
         alone = trace(check(replace(scenario, requests=(request,), steps=tuple(steps)))).steps[-1]
         assert alone.substeps[-1]["emitted"][i][: len(emitted)] == emitted
 
 
-@given(scenarios())
+@given(scenarios(workers=CHAINS))
 def test_lengths_in_the_draft_loop(scenario: Scenario) -> None:
     parallel = scenario.config.traits.parallel
     for (_, plans), taken in zip(walk(scenario), trace(scenario).steps, strict=True):

@@ -29,7 +29,7 @@ from scenarios import (
 )
 from scenarios.tracer import EMPTY, PRIME, choose, entry, prompt_token, term
 from tests.reference.cases import (
-    ALL,
+    CHAINS,
     EAGLE3,
     LINEAR,
     PARD,
@@ -153,7 +153,7 @@ def test_lengths_have_a_column_for_the_longest_draft() -> None:
     assert at(step, "entered")["kv_lens_cuda_2d"] == [[12] * 4, [22] * 4]
 
 
-@pytest.mark.parametrize("worker", ALL)
+@pytest.mark.parametrize("worker", CHAINS)
 def test_without_generations(worker: str) -> None:
     prepared = at(serve(worker, contexts=(3, 1), past=(), acc=(), index_topk=8), "prepared")
     assert prepared["req_idx_per_token"] == [0, 0, 0, 1]
@@ -169,7 +169,7 @@ def test_a_drafter_that_only_ingests_finds_the_layout_of_the_target(worker: str)
     assert call["max_gen_seq_len"] == 1
 
 
-@pytest.mark.parametrize("worker", ALL)
+@pytest.mark.parametrize("worker", CHAINS)
 def test_only_prepare_sets_the_longest_query_back(worker: str) -> None:
     config = configuration(worker, 3, index_topk=4)
     dummies = (Generation(request=None, past=10), Generation(request=None, past=20))
@@ -182,7 +182,7 @@ def test_only_prepare_sets_the_longest_query_back(worker: str) -> None:
         assert [s["slot_owners"] for s in step.named("entered")] == [at(step, "prepared")["slot_owners"]] * 3
 
 
-@pytest.mark.parametrize("worker", ALL)
+@pytest.mark.parametrize("worker", CHAINS)
 def test_the_fields_are_shown_before_each_forward_and_nowhere_else(worker: str) -> None:
     step = serve(worker, index_topk=8)
     shown = {"prepared", "entered", *(call.name for call in step.named("draft"))}
@@ -228,7 +228,7 @@ def test_what_is_selected_changes_what_is_said() -> None:
     assert len(set(said.values())) == 4
 
 
-@pytest.mark.parametrize("worker", ALL)
+@pytest.mark.parametrize("worker", CHAINS)
 def test_one_position_is_selected(worker: str) -> None:
     """With ``index_topk`` 1 the next token is told by the token of the highest score alone."""
     steps = [Step(draft_len=2, contexts=(Context(request=0, chunk=5),))]
@@ -241,7 +241,7 @@ def test_one_position_is_selected(worker: str) -> None:
     assert emitted == tokens[5:]
 
 
-@pytest.mark.parametrize("worker", ALL)
+@pytest.mark.parametrize("worker", CHAINS)
 @pytest.mark.parametrize("index_topk", [1, 2, 99])
 def test_a_prompt_of_one_token(worker: str, index_topk: int) -> None:
     step = serve(worker, contexts=(1,), past=(), acc=(), index_topk=index_topk)
@@ -253,7 +253,7 @@ def test_a_prompt_of_one_token(worker: str, index_topk: int) -> None:
     assert at(step, "updated")["draft_indexer_kv"] == at(step, "updated")["draft_kv"]
 
 
-@pytest.mark.parametrize("worker", ALL)
+@pytest.mark.parametrize("worker", CHAINS)
 def test_the_indexer_is_given_what_the_model_is_given(worker: str) -> None:
     updated = at(serve(worker, index_topk=3), "updated")
     assert updated["target_indexer_kv"] == updated["target_kv"]
@@ -262,7 +262,7 @@ def test_the_indexer_is_given_what_the_model_is_given(worker: str) -> None:
     assert (EMPTY in updated["draft_indexer_kv"][1]) == (worker == PARD)
 
 
-@pytest.mark.parametrize("worker", ALL)
+@pytest.mark.parametrize("worker", CHAINS)
 @pytest.mark.parametrize("index_topk", [1, 3, 99])
 def test_dummies_accept_what_they_are_told_to(worker: str, index_topk: int) -> None:
     dummies = (Generation(request=None, past=10, accept=3), Generation(request=None, past=0, accept=2))
@@ -282,7 +282,7 @@ def test_hidden_states_are_sparse_digests() -> None:
         assert at(step, "restored")["new_tokens"] == [[choose(digests[-1])]]
 
 
-@given(scenarios(index_topk=0))
+@given(scenarios(workers=CHAINS, index_topk=0))
 def test_selecting_everything_is_dense_attention(scenario: Scenario) -> None:
     """But for empty slots, which dense attention sees: dummies have none here."""
     steps = tuple(

@@ -13,13 +13,13 @@ from hypothesis import given
 from reference import trace
 from scenarios import Context, Scenario, Step, StepTrace
 from scenarios.tracer import EMPTY, PAD_TOKEN, choose, disagree
-from tests.reference.cases import at, scenarios
+from tests.reference.cases import CHAINS, at, scenarios
 from tests.reference.slots import Model, Pools, by_row, fed
 
 CACHES = {f"{name}_kv": name for name in ("target", "draft", "target_indexer", "draft_indexer")}
 
 
-@given(scenarios())
+@given(scenarios(workers=CHAINS))
 def test_the_tracer_over_slots_gives_the_same_tokens(scenario: Scenario) -> None:
     kept: dict[int, Pools] = {}
     for step, taken in zip(scenario.steps, trace(scenario).steps, strict=True):
