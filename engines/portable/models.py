@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
 from engines.portable.attention.backends.trtllm import TrtllmAttention
-from engines.portable.speculative.interface import SpeculativeDecodingMode
-from engines.tracer import Rows, SparseTracer, Tracer, choose, disagree, locate, one_hot
+from engines.portable.speculative.interface import DecodingConfig, SpeculativeDecodingMode
+from engines.tracer import Rows, SparseTracer, Tracer, choose, disagree, locate, log_probabilities, one_hot
 from scenarios.tracer import PRIME
 
 HIDDEN_SIZE: Final = 2
@@ -75,6 +75,25 @@ class SteeredLogitsProcessor(nn.Module):
             agrees = self.steering.agree[: len(tokens)] > self.steering.depth
             self.steering.depth += 1
         return one_hot(torch.where(agrees, tokens, disagree(tokens)))
+
+
+class SteeredTreeLogitsProcessor(nn.Module):
+    """A draft head that offers ``topk`` candidates per node: the first is steered as a chain's draft at its depth."""
+
+    def __init__(self, steering: Steering, topk: int) -> None:
+        super().__init__()
+        self.steering = steering
+        self.topk = topk
+
+    def forward(
+        self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
+    ) -> Tensor:
+        tokens = lm_head(hidden_states)
+        batch_size = attn_metadata.num_seqs
+        agrees = self.steering.agree[:batch_size].unsqueeze(1) > self.steering.depth
+        agrees = agrees.expand(-1, len(tokens) // batch_size).flatten()
+        self.steering.depth += 1
+        return log_probabilities(tokens, torch.where(agrees, tokens, disagree(tokens)), self.topk)
 
 
 class TracerModel(nn.Module):
@@ -185,10 +204,10 @@ class DraftModel(nn.Module):
 class Eagle3DraftModel(DraftModel):
     """Eagle3: ``apply_eagle3_fc``, ``model``, ``logits_processor``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.model = Eagle3Layers(tracer)
-        self.logits_processor = SteeredLogitsProcessor(steering, parallel=False)
+        self.logits_processor = head
 
     def apply_eagle3_fc(self, hidden_states: Tensor) -> Tensor:
         """Project what was captured of three layers, [rows, 3 * HIDDEN_SIZE], to one hidden row."""
@@ -199,39 +218,43 @@ class Eagle3DraftModel(DraftModel):
 class MTPDraftModel(DraftModel):
     """MTP-Eagle: ``mtp_layers[0]`` with its ``shared_head``, and ``embed_tokens``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.embed_tokens = None
-        self.mtp_layers = nn.ModuleList([MTPLayer(tracer, SteeredLogitsProcessor(steering, parallel=False))])
+        self.mtp_layers = nn.ModuleList([MTPLayer(tracer, head)])
 
 
 class DraftTargetDraftModel(DraftModel):
     """DraftTarget: ``model``, ``logits_processor``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.model = DraftTargetLayers(tracer)
-        self.logits_processor = SteeredLogitsProcessor(steering, parallel=False)
+        self.logits_processor = head
 
 
 class PARDDraftModel(DraftModel):
     """PARD: ``model``, ``logits_processor``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.model = PARDLayers(tracer)
-        self.logits_processor = SteeredLogitsProcessor(steering, parallel=True)
+        self.logits_processor = head
 
 
-def get_draft_model(mode: SpeculativeDecodingMode, tracer: Tracer, steering: Steering) -> DraftModel:
+def get_draft_model(spec_config: DecodingConfig, tracer: Tracer, steering: Steering) -> DraftModel:
     """The draft model that the mode's worker calls."""
+    mode = spec_config.spec_dec_mode
     models: dict[SpeculativeDecodingMode, type[Any]] = {
         SpeculativeDecodingMode.EAGLE3_ONE_MODEL: Eagle3DraftModel,
         SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPDraftModel,
         SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL: DraftTargetDraftModel,
         SpeculativeDecodingMode.PARD: PARDDraftModel,
     }
-    model: DraftModel = models[mode](tracer, steering)
+    head: nn.Module = SteeredLogitsProcessor(steering, parallel=mode.is_parallel_draft())
+    if spec_config.use_dynamic_tree:
+        head = SteeredTreeLogitsProcessor(steering, spec_config.dynamic_tree_max_topK)
+    model: DraftModel = models[mode](tracer, steering, head)
     return model
 
 

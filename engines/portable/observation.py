@@ -13,6 +13,7 @@ from engines.portable._utils import is_current_stream_capturing
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
+from engines.portable.tree_observation import TreeObserver
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
@@ -61,6 +62,7 @@ class Observer:
         sparse = BACKENDS[config.attention_backend].sparse
         self._sparse = SparseObserver(executor.kv_cache_manager) if sparse else None  # type: ignore[arg-type]
         self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
+        self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()
         self._phase = Phase.EAGER
@@ -166,6 +168,8 @@ class Observer:
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
             **self._cache_content(requests.values()),
         )
+        if self._tree is not None:
+            fields["draft_tree"] = self._tree.draft_trees(requests.values())
         self._add(UPDATED, fields, run=0)
 
     def failed(self, error: Exception) -> None:
@@ -174,6 +178,8 @@ class Observer:
         if self._attn_metadata is not None:
             lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
             fields = self._metadata(self._attn_metadata, device=not lost)
+            if not lost:
+                fields.update(self._tree_fields())
         fields.update(self._ledger(), exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
@@ -190,7 +196,7 @@ class Observer:
         self._add(ENTERED, self._forward_metadata())
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
-        fields = self._metadata(self._attn_metadata)
+        fields = {**self._metadata(self._attn_metadata), **self._tree_fields()}
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -210,7 +216,12 @@ class Observer:
             fields.update(self._sparse.host_fields(attn))
             if not self._cuda_capture():
                 fields.update(self._sparse.device_fields(attn))
+        if not self._cuda_capture():
+            fields.update(self._tree_fields())
         return fields
+
+    def _tree_fields(self) -> Fields:
+        return self._tree.device_fields(self._attn_metadata) if self._tree is not None else {}
 
     def _metadata(self, attn: Any, device: bool = True) -> Fields:
         n = attn.num_seqs

@@ -197,7 +197,7 @@ def create_py_executor(
     )
     draft_manager = DraftKVCacheManager(manager)
     tracer = Tracer(manager.max_blocks_per_seq * config.tokens_per_block, device)
-    draft_model = get_draft_model(decoding.spec_dec_mode, tracer, Steering(config.max_num_requests, device))
+    draft_model = get_draft_model(decoding, tracer, Steering(config.max_num_requests, device))
     spec_config = _spec_config(upstream, config, decoding)
     worker = _worker(worker_class, spec_config, options.separate_draft_kv_cache)
     model_engine = ModelEngine(

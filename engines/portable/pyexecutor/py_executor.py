@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
-from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.pyexecutor.resource_manager import KVCacheManager, SpecResourceManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from scenarios import Phase
 from scenarios.tracer import PAD_TOKEN
@@ -40,9 +40,11 @@ class PyExecutor:
         kv_cache_manager: KVCacheManager,
         sampler: SpecSampler,
         error_budget: int,
+        spec_resource_manager: SpecResourceManager | None = None,
     ) -> None:
         self.model_engine = model_engine
         self.kv_cache_manager = kv_cache_manager
+        self.spec_resource_manager = spec_resource_manager
         self.sampler = sampler
         self.active_requests: dict[int, LlmRequest] = {}
         self._errors_left = error_budget
@@ -79,22 +81,33 @@ class PyExecutor:
     def _run_batch(self, iteration: Iteration) -> None:
         batch, phase = iteration.batch, iteration.phase
         self._pad_draft_tokens(iteration)
-        self.kv_cache_manager.add_dummy_requests([r for r in batch.all_requests() if r.is_dummy])
-        self.kv_cache_manager.prepare_resources(batch)
+        self._prepare_resources(batch)
         outputs = self.model_engine.forward(
             batch,
             iteration.draft_len,
             use_cuda_graph=phase is Phase.REPLAY,
             capture=phase is Phase.CAPTURE,
         )
-        state = self.sampler.sample_async(batch, outputs, iteration.draft_len)
+        drafts = self.model_engine.spec_config.get_runtime_drafts(iteration.draft_len)
+        state = self.sampler.sample_async(batch, outputs, drafts)
         self.sampler.update_requests(state)
+
+    def _prepare_resources(self, batch: ScheduledRequests) -> None:
+        """Grant what the batch needs of the KV cache, then of what the worker keeps."""
+        dummies = [r for r in batch.all_requests() if r.is_dummy]
+        self.kv_cache_manager.add_dummy_requests(dummies)
+        self.kv_cache_manager.prepare_resources(batch)
+        if self.spec_resource_manager is not None:
+            self.spec_resource_manager.add_dummy_requests(dummies)
+            self.spec_resource_manager.prepare_resources(batch)
 
     def _pad_draft_tokens(self, iteration: Iteration) -> None:
         """Give each request the draft slots of this step: its drafts, cut to the draft length, then padding."""
-        width = self.model_engine.spec_config.get_runtime_tokens_per_gen_step(iteration.draft_len) - 1
+        spec_config = self.model_engine.spec_config
+        width = spec_config.get_runtime_tokens_per_gen_step(iteration.draft_len) - 1
+        made = spec_config.get_runtime_drafts(iteration.draft_len)
         for request in iteration.batch.all_requests():
-            drafts = [] if request.is_context else request.py_draft_tokens[: iteration.draft_len]
+            drafts = [] if request.is_context else request.py_draft_tokens[:made]
             request.py_draft_tokens = drafts + [PAD_TOKEN] * (width - len(drafts))
 
     def _handle_errors(self, iteration: Iteration, error: Exception) -> str:
@@ -120,12 +133,13 @@ class PyExecutor:
         """End requests that are finished."""
         for request in requests:
             del self.active_requests[request.py_request_id]
-            self.kv_cache_manager.free_resources(request)
+            self._free([request])
 
     def _free(self, requests: Iterable[LlmRequest]) -> None:
-        free: Callable[[LlmRequest], None] = self.kv_cache_manager.free_resources
         for request in requests:
-            free(request)
+            self.kv_cache_manager.free_resources(request)
+            if self.spec_resource_manager is not None:
+                self.spec_resource_manager.free_resources(request)
 
 
 def is_cuda_error(error: BaseException) -> bool:

@@ -16,8 +16,13 @@ from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.speculative.interface import DecodingConfig
-from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
-from engines.tracer import SparseTracer, Tracer
+from engines.portable.speculative.utils import (
+    MODES,
+    get_spec_metadata,
+    get_spec_resource_manager,
+    get_spec_worker,
+)
+from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
 from scenarios.tracer import MASK_TOKEN
 
@@ -29,6 +34,8 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_draft_len=config.max_draft_len,
         num_extra_kv_tokens=config.num_extra_kv_tokens,
         mask_token_id=MASK_TOKEN,
+        dynamic_tree_max_topK=config.dynamic_tree_max_topK,
+        dynamic_tree_max_nodes=config.max_total_draft_tokens,
     )
     sparse = BACKENDS[config.attention_backend].sparse
     cache_class = DSACacheManager if sparse else KVCacheManager
@@ -42,13 +49,25 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         device=device,
     )
     slots = kv_cache_manager.max_blocks_per_seq * config.tokens_per_block
-    tracer = SparseTracer(slots, device, config.index_topk) if sparse else Tracer(slots, device)
+    dense = TreeTracer if spec_config.use_dynamic_tree else Tracer
+    tracer = SparseTracer(slots, device, config.index_topk) if sparse else dense(slots, device)
     steering = Steering(config.max_num_requests, device)
-    draft_model = get_draft_model(spec_config.spec_dec_mode, tracer, steering)
+    draft_model = get_draft_model(spec_config, tracer, steering)
+    spec_resource_manager = get_spec_resource_manager(
+        spec_config,
+        num_slots=config.num_blocks,
+        max_num_requests=config.max_num_requests,
+        max_seq_len=config.max_seq_len,
+        tracer=tracer,
+        steering=steering,
+        device=device,
+    )
     model_engine = PyTorchModelEngine(
         model=SpecDecOneEngineForCausalLM(tracer, draft_model, get_spec_worker(spec_config)),
         spec_config=spec_config,
-        spec_metadata=get_spec_metadata(spec_config, config.max_num_requests, config.max_num_tokens, device),
+        spec_metadata=get_spec_metadata(
+            spec_config, config.max_num_requests, config.max_num_tokens, device, spec_resource_manager
+        ),
         kv_cache_manager=kv_cache_manager,
         cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, device),
         max_num_requests=config.max_num_requests,
@@ -60,4 +79,4 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             else TrtllmAttentionMetadata
         ),
     )
-    return PyExecutor(model_engine, kv_cache_manager, SpecSampler(), config.error_budget)
+    return PyExecutor(model_engine, kv_cache_manager, SpecSampler(), config.error_budget, spec_resource_manager)

@@ -1,8 +1,8 @@
-"""The paged KV cache: who owns which page, and the pools that hold the entries."""
+"""What requests own: pages of the KV cache with the pools that hold the entries, and slots of per-request state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -126,3 +126,60 @@ class KVCacheManager:
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.tokens_per_block)
+
+
+class SlotManager:
+    """Gives each request a slot of its own among ``num_slots``."""
+
+    def __init__(self, num_slots: int) -> None:
+        # The slot freed last is granted first, so that what it still holds is soon somebody else's.
+        self._free_slots = list(range(num_slots))[::-1]
+        self._slots: dict[int, int] = {}
+
+    def add_slot(self, request_id: int) -> int:
+        """Grant a slot; raises ``ValueError`` for a request that has one and ``RuntimeError`` when none is free."""
+        if request_id in self._slots:
+            raise ValueError(f"request {request_id} already has a slot")
+        if not self._free_slots:
+            raise RuntimeError(f"request {request_id} needs a slot and none is free")
+        self._slots[request_id] = self._free_slots.pop()
+        return self._slots[request_id]
+
+    def get_slots(self, request_ids: Iterable[int]) -> list[int]:
+        """Slots of requests, in their order; raises ``KeyError`` for one that has none."""
+        return [self._slots[request_id] for request_id in request_ids]
+
+    def remove_slot(self, request_id: int) -> None:
+        """Take a slot back; does nothing for a request that has none."""
+        if request_id in self._slots:
+            self._free_slots.append(self._slots.pop(request_id))
+
+
+class SpecResourceManager:
+    """What a worker keeps for each request from its first prompt token to its end, by slot.
+
+    The executor asks it after the KV-cache manager. There is a slot per page of the KV cache (upstream: per row of
+    a batch, and one more), as requests that are not in the batch keep theirs, and each owns a page.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.slot_manager = SlotManager(num_slots)
+
+    def add_dummy_requests(self, requests: Sequence[LlmRequest]) -> None:
+        """Grant dummy generations the slots that they would have been granted in an earlier step."""
+        for request in requests:
+            if not request.is_context:
+                self._add_slot(request)
+
+    def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
+        """Grant a slot to each request that starts; all others have theirs."""
+        for request in scheduled_batch.context_requests:
+            if request.is_first_context_chunk:
+                self._add_slot(request)
+
+    def free_resources(self, request: LlmRequest) -> None:
+        """Take the slot back; does nothing for a request that has none."""
+        self.slot_manager.remove_slot(request.py_request_id)
+
+    def _add_slot(self, request: LlmRequest) -> int:
+        return self.slot_manager.add_slot(request.py_request_id)

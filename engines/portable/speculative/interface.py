@@ -50,18 +50,38 @@ class DecodingConfig:
     max_draft_len        Kmax
     num_extra_kv_tokens  tokens granted beyond a request's length
     mask_token_id        what a parallel drafter is given for tokens to predict
+    dynamic_tree_max_topK     candidates per node of a tree of drafts; 0 without one
+    dynamic_tree_max_nodes    nodes that a tree keeps, its root not counted
     """
 
     spec_dec_mode: SpeculativeDecodingMode
     max_draft_len: int
     num_extra_kv_tokens: int
     mask_token_id: int
+    dynamic_tree_max_topK: int = 0
+    dynamic_tree_max_nodes: int = 0
+
+    @property
+    def use_dynamic_tree(self) -> bool:
+        """Whether drafts are the nodes of a tree, not of a chain."""
+        return self.dynamic_tree_max_topK > 0
+
+    def get_runtime_drafts(self, runtime_draft_len: int) -> int:
+        """Drafts that the worker makes for a generation."""
+        return self.dynamic_tree_max_nodes if self.use_dynamic_tree else runtime_draft_len
 
     def get_runtime_tokens_per_gen_step(self, runtime_draft_len: int) -> int:
         """Rows that a generation feeds to the target."""
         if self.spec_dec_mode.is_parallel_draft():
             return 2 * runtime_draft_len
-        return runtime_draft_len + 1
+        return self.get_runtime_drafts(runtime_draft_len) + 1
+
+    @property
+    def spec_tree_width(self) -> int:
+        """Most rows of a sequence that masks speak of: in the target, or in a layer of the drafter; 0 without trees."""
+        if not self.use_dynamic_tree:
+            return 0
+        return max(1 + self.dynamic_tree_max_nodes, self.max_draft_len * self.dynamic_tree_max_topK)
 
     @property
     def max_total_draft_tokens(self) -> int:

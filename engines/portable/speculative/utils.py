@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS
+from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, Steering
+from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.draft_target import DraftTargetOneModelSpecMetadata, DraftTargetOneModelWorker
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, Eagle3OneModelWorker
+from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker
 from engines.portable.speculative.interface import (
     DecodingConfig,
     SpecMetadata,
@@ -16,34 +18,61 @@ from engines.portable.speculative.interface import (
     SpecWorkerBase,
 )
 from engines.portable.speculative.mtp import MTPEagleWorker
+from engines.portable.speculative.mtp_dynamic_tree import MTPEagleDynamicTreeWorker
 from engines.portable.speculative.pard import PARDSpecMetadata, PARDWorker
+from engines.portable.speculative.spec_tree_manager import SpecTreeManager
+from engines.tracer import Tracer
 
 MODES = {
     "Eagle3OneModelWorker": SpeculativeDecodingMode.EAGLE3_ONE_MODEL,
     "MTPEagleWorker": SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL,
     "DraftTargetOneModelWorker": SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL,
     "PARDWorker": SpeculativeDecodingMode.PARD,
+    "Eagle3OneModelDynamicTreeWorker": SpeculativeDecodingMode.EAGLE3_ONE_MODEL,
+    "MTPEagleDynamicTreeWorker": SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL,
 }
-"""Mode of each worker, by the worker's class name."""
+"""Mode of each worker, by the worker's class name. Whether drafts are a tree is no matter of the mode."""
+
+
+def get_spec_resource_manager(
+    spec_config: DecodingConfig,
+    *,
+    num_slots: int,
+    max_num_requests: int,
+    max_seq_len: int,
+    tracer: Tracer,
+    steering: Steering,
+    device: torch.device,
+) -> SpecResourceManager | None:
+    """The manager of what the mode's worker keeps per request; None if it keeps nothing."""
+    if spec_config.use_dynamic_tree:
+        return SpecTreeManager(num_slots, 1 + spec_config.max_total_draft_tokens, max_num_requests, device)
+    return None
 
 
 def get_spec_metadata(
-    spec_config: DecodingConfig, max_num_requests: int, max_num_tokens: int, device: torch.device
+    spec_config: DecodingConfig,
+    max_num_requests: int,
+    max_num_tokens: int,
+    device: torch.device,
+    spec_resource_manager: SpecResourceManager | None = None,
 ) -> SpecMetadata:
     """The metadata that the mode's worker works on."""
     mode = spec_config.spec_dec_mode
+    common: dict[str, Any] = {
+        "max_num_requests": max_num_requests,
+        "max_num_tokens": max_num_tokens,
+        "device": device,
+    }
     if mode is SpeculativeDecodingMode.PARD:
-        return PARDSpecMetadata(max_num_requests=max_num_requests, max_num_tokens=max_num_tokens, device=device)
+        return PARDSpecMetadata(**common)
     if mode is SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL:
-        return DraftTargetOneModelSpecMetadata(
-            max_num_requests=max_num_requests, max_num_tokens=max_num_tokens, device=device
-        )
+        return DraftTargetOneModelSpecMetadata(**common)
     return Eagle3OneModelSpecMetadata(
-        max_num_requests=max_num_requests,
-        max_num_tokens=max_num_tokens,
-        device=device,
+        **common,
         hidden_size=HIDDEN_SIZE,
         layers_to_capture=() if mode.is_mtp_eagle_one_model() else tuple(range(NUM_LAYERS)),
+        spec_resource_manager=spec_resource_manager,
     )
 
 
@@ -55,5 +84,10 @@ def get_spec_worker(spec_config: DecodingConfig) -> SpecWorkerBase:
         SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL: DraftTargetOneModelWorker,
         SpeculativeDecodingMode.PARD: PARDWorker,
     }
+    if spec_config.use_dynamic_tree:
+        workers = {
+            SpeculativeDecodingMode.EAGLE3_ONE_MODEL: Eagle3OneModelDynamicTreeWorker,
+            SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPEagleDynamicTreeWorker,
+        }
     worker: SpecWorkerBase = workers[spec_config.spec_dec_mode](spec_config)
     return worker
