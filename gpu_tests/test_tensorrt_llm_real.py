@@ -30,9 +30,9 @@ import torch
 from engines import LINES, SEAMS, run
 from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine, doctor
 from engines.tensorrt_llm.leftovers import READ, evidence
-from engines.tensorrt_llm.source import HOW_TO_PROVIDE, SOURCE_VARIABLE
+from engines.tensorrt_llm.source import DRIVEN, HOW_TO_PROVIDE, SOURCE_VARIABLE
 from invariants import verify
-from scenarios import WORKERS, Phase, Scenario, StepTrace, Trace, check
+from scenarios import Phase, Scenario, StepTrace, Trace, check
 from tests.engines.tensorrt_llm.cases import chunked, failing, life, varying
 
 MIXED, WARM_UP = 3, 0
@@ -120,25 +120,25 @@ def test_the_doctor_finds_every_worker_or_says_why_not(source: str) -> None:
     verdicts = {verdict.name: verdict for verdict in doctor(source)}
     assert verdicts["AttentionMetadata"].drivable
     assert verdicts["SpecWorkerBase"].drivable
-    for worker in WORKERS:
+    for worker in DRIVEN:
         verdict = verdicts[worker]
         assert verdict.drivable or "guard rejects it" in verdict.reason, verdict
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 def test_traces_are_those_of_the_emulation(cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str) -> None:
     for scenario in scenarios_of(emulated, worker):
         assert_same(run(cuda, scenario), run(emulated, scenario))
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 def test_a_whole_life_holds_all_but_what_is_known(cuda: TensorrtLlmEngine, worker: str) -> None:
     verdict = verify(life(worker), lambda scenario: run(cuda, scenario))
     assert {v.invariant for v in verdict.violations} <= set(KNOWN)
     assert verdict.counts["acceptance-equals-reference"][0] > 0
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 @pytest.mark.parametrize("step", [MIXED, WARM_UP])
 def test_a_fault_at_any_seam_leaves_the_state_of_the_emulation(
     cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str, step: int
@@ -157,7 +157,7 @@ def test_a_fault_at_any_seam_leaves_the_state_of_the_emulation(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="line sites need Python 3.12")
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 def test_a_fault_at_any_line_leaves_the_state_of_the_emulation(
     cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_fault_at_any_line_leaves_the_state_of_the_emulation(
         assert {v.invariant for v in verdict.violations} <= set(KNOWN), site
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 def test_what_is_left_behind_is_rewritten_before_it_is_read(
     cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str
 ) -> None:
@@ -185,7 +185,7 @@ def test_what_is_left_behind_is_rewritten_before_it_is_read(
         assert not [entry for entry in left if entry[-1] == READ]
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 def test_metadata_by_position_gives_the_same_trace(source: str, worker: str) -> None:
     by = {
         call: run(TensorrtLlmEngine(source, "cuda", metadata=call, unguarded=True), life(worker))

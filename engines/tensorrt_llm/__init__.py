@@ -16,7 +16,7 @@ from engines.tensorrt_llm.executor import CALLS, KEYWORD, POSITIONAL, Options
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
 from engines.tensorrt_llm.probe import Verdict, doctor
 from engines.tensorrt_llm.session import TensorrtLlmSession
-from engines.tensorrt_llm.source import UNGUARDED_VARIABLE, find
+from engines.tensorrt_llm.source import DRIVEN, UNGUARDED_VARIABLE, find
 from scenarios import Config, Request, UsageError, closest
 
 __all__ = ["KEYWORD", "POSITIONAL", "TensorrtLlmEngine", "TensorrtLlmSession", "Verdict", "doctor"]
@@ -75,6 +75,10 @@ class TensorrtLlmEngine:
             raise UsageError(
                 f"config.attention_backend: upstream's metadata of {config.attention_backend!r} needs compiled "
                 f"operators; write {_BACKEND!r}"
+            )
+        if config.worker not in DRIVEN:
+            raise UsageError(
+                f"config.worker: {config.worker} of upstream has no driver yet; write one of {', '.join(DRIVEN)}"
             )
         worker = self.upstream.load(config.worker)
         if worker is None:

@@ -23,10 +23,17 @@ import torch
 
 from engines.tensorrt_llm.backend import attention_metadata_class
 from engines.tensorrt_llm.cpu import CudaOnCpu, is_emulated_stream_capturing
-from engines.tensorrt_llm.source import ATTENTION_PACKAGES, HOW_TO_PROVIDE, SPECULATIVE, Source, attention_package
+from engines.tensorrt_llm.source import (
+    ATTENTION_PACKAGES,
+    DRIVEN,
+    HOW_TO_PROVIDE,
+    SPECULATIVE,
+    Source,
+    attention_package,
+)
 from engines.tensorrt_llm.stand_ins import ROOTS, Logger, StandInModule, behaviours
 from engines.tensorrt_llm.supplements import supplement
-from scenarios import WORKERS, UsageError
+from scenarios import UsageError
 
 
 class _StandInLoader(Loader):
@@ -67,7 +74,7 @@ class _Finder(MetaPathFinder):
             f"{self._package}.interface": source.attention_file,
             f"{SPECULATIVE}.interface": source.interface_file,
         }
-        for name in WORKERS:
+        for name in DRIVEN:
             if name in source.classes:
                 module = source.classes[name]
                 self.real[module] = source.file(module)
@@ -138,7 +145,7 @@ class Upstream:
 
     def _supplement(self) -> None:
         # Ahead of every worker module, as these import one another.
-        for name in sorted({self.source.classes[w] for w in WORKERS if w in self.source.classes}):
+        for name in sorted({self.source.classes[w] for w in DRIVEN if w in self.source.classes}):
             text = self.source.file(name).read_text(encoding="utf-8")
             self.supplements[name] = supplement(self.interface, text)
 

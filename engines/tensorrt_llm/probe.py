@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
-from engines.tensorrt_llm.source import SPECULATIVE, UNGUARDED_VARIABLE, attention_package, find
-from scenarios import WORKERS, UsageError
+from engines.tensorrt_llm.source import DRIVEN, SPECULATIVE, UNGUARDED_VARIABLE, attention_package, find
+from scenarios import UsageError
 
 METADATA_CLASSES = {
     "Eagle3OneModelWorker": "Eagle3OneModelSpecMetadata",
@@ -117,7 +117,7 @@ def doctor(source: str | os.PathLike[str] | None = None) -> list[Verdict]:
     unguarded = bool(os.environ.get(UNGUARDED_VARIABLE))
     upstream = Upstream(find(source), emulated=not torch.cuda.is_available(), unguarded=unguarded)
     driven = [_base(upstream, "attention", "AttentionMetadata"), _base(upstream, "interface", "SpecWorkerBase")]
-    driven += [_worker(upstream, name) for name in WORKERS]
+    driven += [_worker(upstream, name) for name in DRIVEN]
     return driven + _not_driven(upstream)
 
 
@@ -160,7 +160,7 @@ def _not_driven(upstream: Upstream) -> list[Verdict]:
     verdicts = [
         Verdict(name, False, "the suite has no driver for it", str(source.file(module)))
         for name, module in sorted(source.classes.items())
-        if name.endswith("Worker") and name not in WORKERS and module != f"{SPECULATIVE}.interface"
+        if name.endswith("Worker") and name not in DRIVEN and module != f"{SPECULATIVE}.interface"
     ]
     backend = source.file(f"{attention_package(source.layout)}.trtllm")
     if backend.is_file():

@@ -24,6 +24,8 @@ ATTENTION_PACKAGES = ("attention.backends", "attention_backend")
 """The package of the attention metadata under ``tensorrt_llm/_torch``, newest name first."""
 
 SPECULATIVE = f"{PACKAGE}._torch.speculative"
+DRIVEN = ("Eagle3OneModelWorker", "MTPEagleWorker", "DraftTargetOneModelWorker", "PARDWorker")
+"""Workers of upstream that there is a driver for."""
 
 
 def attention_package(layout: str) -> str:

@@ -10,9 +10,8 @@ import torch
 from engines import run
 from engines.tensorrt_llm import TensorrtLlmEngine
 from engines.tensorrt_llm.loader import Upstream
-from engines.tensorrt_llm.source import find
+from engines.tensorrt_llm.source import DRIVEN, find
 from engines.tensorrt_llm.stand_ins import ROOTS
-from scenarios import WORKERS
 from tests.engines.tensorrt_llm.cases import life
 from tests.fixtures.tensorrt_llm_tree import build, install
 
@@ -34,7 +33,7 @@ def test_the_installed_package_is_found(package):
 
 def test_with_cuda_everything_is_its_own(package):
     upstream = Upstream(find(), emulated=False)
-    workers = [upstream.load(name) for name in WORKERS]
+    workers = [upstream.load(name) for name in DRIVEN]
     assert all(issubclass(worker, upstream.interface.SpecWorkerBase) for worker in workers)
     assert upstream.interface is sys.modules["tensorrt_llm._torch.speculative.interface"]
     assert upstream.module_of(workers[0]).__file__ == upstream.where(workers[0])

@@ -13,8 +13,8 @@ from engines.portable._utils import is_current_stream_capturing
 from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.graphs import CpuGraph
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
-from engines.tensorrt_llm.source import open_source
-from scenarios import WORKERS, UsageError
+from engines.tensorrt_llm.source import DRIVEN, open_source
+from scenarios import UsageError
 from tests.fixtures.tensorrt_llm_tree import ERAS, LAYOUTS
 
 
@@ -32,7 +32,7 @@ def process_state():
 def test_every_worker_loads_in_every_variant_and_leaves_no_trace(tree, era, layout):
     before = process_state()
     upstream = Upstream(open_source(tree(era, layout)), emulated=True)
-    for name in WORKERS:
+    for name in DRIVEN:
         worker = upstream.load(name)
         assert worker is not None
         assert issubclass(worker, upstream.interface.SpecWorkerBase)

@@ -11,8 +11,9 @@ import torch
 from engines import SEAMS, TORCH, run
 from engines.portable import PortableEngine
 from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine
+from engines.tensorrt_llm.source import DRIVEN
 from invariants import verify
-from scenarios import WORKERS, Config, Phase, ScenarioError, Step, UsageError, check
+from scenarios import Config, Phase, ScenarioError, Step, UsageError, check
 from tests.engines.tensorrt_llm.cases import KMAX, chunked, failing, life, varying
 from tests.fixtures.tensorrt_llm_tree import LAYOUTS
 
@@ -34,7 +35,7 @@ def violated(scenario, engine, **options):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 def test_classes_that_leave_nothing_behind_hold_every_invariant(engine, worker, layout):
     settled = engine("settled", layout)
     assert violated(life(worker), settled, relations=layout == LAYOUTS[0]) == set()
@@ -42,7 +43,7 @@ def test_classes_that_leave_nothing_behind_hold_every_invariant(engine, worker, 
     assert violated(varying(worker), settled, relations=False) == set()
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 def test_metadata_by_position_gives_the_same_trace(engine, worker):
     scenario = life(worker)
     assert run(engine(metadata=POSITIONAL), scenario) == run(engine(metadata=KEYWORD), scenario)
@@ -58,7 +59,7 @@ def test_arguments_are_passed_as_asked_for(engine, metadata, named):
     assert [(len(args), len(kwargs)) for _, args, kwargs in seen] == [(8 - named, named)]
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 def test_with_one_cache_for_all_layers_the_trace_is_the_same_once_there_are_generations(tree, worker):
     shared = TensorrtLlmEngine(tree("settled"), device="cpu", separate_draft_kv_cache=False)
     apart = TensorrtLlmEngine(tree("settled"), device="cpu")
@@ -67,7 +68,7 @@ def test_with_one_cache_for_all_layers_the_trace_is_the_same_once_there_are_gene
     assert traces[0] == traces[1]
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", DRIVEN)
 def test_the_trace_is_that_of_the_portable_engine_and_both_leave_the_process_as_it_was(engine, worker):
     scenario = life(worker)
     before = run(PortableEngine(), scenario)
@@ -111,7 +112,7 @@ def test_every_torch_call_is_a_site(engine):
     assert violated(fault, engine(), relations=False) == set()
 
 
-@pytest.mark.parametrize(("worker", "layout"), [*zip(WORKERS, LAYOUTS * 2, strict=True)])
+@pytest.mark.parametrize(("worker", "layout"), [*zip(DRIVEN, LAYOUTS * 2, strict=True)])
 def test_before_the_fix_a_tolerated_failure_fails_every_later_step(engine, worker, layout):
     old = engine("pre-fix", layout)
     scenario = failing(life(worker), MIXED, "draft_model.forward")
@@ -188,6 +189,11 @@ def test_a_worker_that_no_file_defines_or_whose_module_fails_is_refused(tree, tm
         engine.open(Config(worker="MTPEagleWorker", max_draft_len=1))
     with pytest.raises(UsageError, match="the module of PARDWorker does not load .NameError"):
         engine.open(Config(worker="PARDWorker", max_draft_len=1))
+
+
+def test_a_worker_without_a_driver_is_refused(engine):
+    with pytest.raises(UsageError, match=r"^config.worker: MTPEagleDynamicTreeWorker of upstream has no driver yet; "):
+        engine().open(Config(worker="MTPEagleDynamicTreeWorker", max_draft_len=1))
 
 
 def test_an_attention_backend_of_which_upstream_has_no_python_is_refused(engine):
