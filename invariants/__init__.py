@@ -5,11 +5,13 @@ people's tests need. One step of an engine, and the modules that speak about it:
 
 ========  ==================================================================  =========================================
 prepared  lengths, counts, tables and inputs of the batch are written         counters, kv_lens, rows, kv_cache, sparse
-entered   a forward finds them so, each time that one starts                  kv_lens, sparse
+          and masks, where drafts are trees                                   trees
+entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees
 verified  the target's choices meet the drafts                                acceptance
 saved     the worker borrows the metadata: originals are put aside            lifecycle
 draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse
-restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance
+          or all nodes so far of a tree per row, and their mask               trees
+restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance, trees
 updated   tokens are emitted, unused cache is taken back                      output, kv_cache, sparse
 failed    or it broke off somewhere, and all is given back just the same      lifecycle, kv_lens, kv_cache
 ========  ==================================================================  =========================================
@@ -18,7 +20,7 @@ failed    or it broke off somewhere, and all is given back just the same      li
 which is the order of severity.
 """
 
-from invariants import lifecycle, counters, kv_lens, rows, sparse, acceptance, kv_cache, output, relations  # noqa: F401, I001
+from invariants import lifecycle, counters, trees, kv_lens, rows, sparse, acceptance, kv_cache, output, relations  # noqa: F401, I001
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify
 

@@ -24,7 +24,7 @@ _OBJECTS: Final = frozenset(
     }
 )
 """Which tensor objects and pages serve a request is the engine's choice; it may differ from run to run."""
-_RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", *CONTENT)
+_RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", "draft_tree", *CONTENT)
 _SEEN: Final = tuple(field for field in FIELDS if field not in _OBJECTS)
 
 

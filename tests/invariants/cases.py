@@ -7,10 +7,17 @@ from dataclasses import replace
 from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step, check
 
 EAGLE, PARD, DRAFT_TARGET = "Eagle3OneModelWorker", "PARDWorker", "DraftTargetOneModelWorker"
+EAGLE_TREE, MTP_TREE = "Eagle3OneModelDynamicTreeWorker", "MTPEagleDynamicTreeWorker"
 
 
 def _config(worker: str) -> Config:
-    return Config(worker=worker, max_draft_len=3, num_blocks=40)
+    tree = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 7} if WORKERS[worker].tree else {}
+    return Config(worker=worker, max_draft_len=3, num_blocks=40, **tree)
+
+
+def _dummy(worker: str, past: int, accept: int = 1) -> Generation:
+    """A dummy generation; one that drafts trees has none to accept."""
+    return Generation(request=None, past=past, accept=1 if WORKERS[worker].tree else accept)
 
 
 def _agree(worker: str, count: int) -> int:
@@ -25,10 +32,11 @@ def sparse(scenario: Scenario) -> Scenario:
 
 def served(worker: str) -> Scenario:
     """Two requests, one of them in chunks, at changing draft lengths; then one ends and a third joins."""
-    lowest = WORKERS[worker].min_draft_len
+    config = _config(worker)
+    lowest, few = config.min_draft_len, max(2, config.min_draft_len)
     return check(
         Scenario(
-            config=_config(worker),
+            config=config,
             requests=tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 7, 2))),
             steps=(
                 Step(
@@ -42,9 +50,9 @@ def served(worker: str) -> Scenario:
                 ),
                 Step(draft_len=3, generations=(Generation(request=1, agree=1), Generation(request=0, agree=3))),
                 Step(draft_len=lowest, generations=(Generation(request=0), Generation(request=1))),
-                Step(draft_len=2, generations=(Generation(request=0, agree=2), Generation(request=1)), finish=(0,)),
+                Step(draft_len=few, generations=(Generation(request=0, agree=2), Generation(request=1)), finish=(0,)),
                 Step(
-                    draft_len=2,
+                    draft_len=few,
                     contexts=(Context(request=2, chunk=2),),
                     generations=(Generation(request=1, agree=2),),
                 ),
@@ -65,12 +73,12 @@ def started_up(worker: str) -> Scenario:
                     phase=Phase.WARMUP,
                     draft_len=3,
                     contexts=(Context(request=None, chunk=9),),
-                    generations=(Generation(request=None, past=2, accept=3),),
+                    generations=(_dummy(worker, 2, 3),),
                 ),
                 Step(
                     phase=Phase.CAPTURE,
                     draft_len=3,
-                    generations=(Generation(request=None, past=3, accept=4), Generation(request=None, past=5)),
+                    generations=(_dummy(worker, 3, 4), _dummy(worker, 5)),
                 ),
                 Step(
                     draft_len=3,
@@ -103,7 +111,7 @@ def failing(worker: str) -> Scenario:
                     phase=Phase.WARMUP,
                     draft_len=3,
                     contexts=(Context(request=None, chunk=9),),
-                    generations=(Generation(request=None, past=2, accept=3),),
+                    generations=(_dummy(worker, 2, 3),),
                     fault=fault,
                 ),
                 Step(draft_len=3, contexts=(Context(request=0, chunk=5, agree=_agree(worker, 3)),)),

@@ -12,13 +12,13 @@ import pytest
 import reference
 from invariants import Predicate, Verdict, all_invariants, verify
 from scenarios import FIELDS, WORKERS, Scenario, Trace
-from tests.invariants.cases import EAGLE, PARD, failing, served, sparse, started_up
+from tests.invariants.cases import EAGLE, EAGLE_TREE, PARD, failing, served, sparse, started_up
 from tests.invariants.mutations import MUTATIONS, Mutation
 from tests.invariants.synthetic import dressed, edit, edit_step
 
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
-FEW = [make(worker) for worker in (EAGLE, PARD) for make in (served, started_up, failing)] + SPARSE
+FEW = [make(worker) for worker in (EAGLE, PARD, EAGLE_TREE) for make in (served, started_up, failing)] + SPARSE
 
 
 @cache
