@@ -14,6 +14,8 @@ EAGLE3: Final = "Eagle3OneModelWorker"
 MTP_EAGLE: Final = "MTPEagleWorker"
 DRAFT_TARGET: Final = "DraftTargetOneModelWorker"
 PARD: Final = "PARDWorker"
+EAGLE3_TREE: Final = "Eagle3OneModelDynamicTreeWorker"
+MTP_EAGLE_TREE: Final = "MTPEagleDynamicTreeWorker"
 
 
 class Patch:

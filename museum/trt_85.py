@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, PARD, Patch, bug
+from museum.bug import EAGLE3, EAGLE3_TREE, PARD, Patch, bug
 
 
 @bug(
@@ -31,3 +31,24 @@ def pages_of_the_capture(patch: Patch) -> None:
         return table, rows
 
     patch(TracerModel, "_place", _place)
+
+
+@bug(
+    "TRT-85",
+    kind="K10",
+    workers=(EAGLE3_TREE,),
+    variant="slots",
+    title="A replayed graph verifies and stores the trees of the slots of its capture",
+    reference="TensorRT-LLM #17110",
+    caught_by=("replay-equals-eager", "acceptance-equals-reference"),
+)
+def slots_of_the_capture(patch: Patch) -> None:
+    from engines.portable.speculative.spec_tree_manager import SpecTreeManager
+
+    prepare = SpecTreeManager.prepare_resources
+
+    def prepare_resources(self: Any, scheduled_batch: Any) -> None:
+        self.slot_storage.all_ids_buf = self.slot_storage.all_ids_buf.clone()
+        prepare(self, scheduled_batch)
+
+    patch(SpecTreeManager, "prepare_resources", prepare_resources)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, MTP_EAGLE_TREE, Patch, bug
 
 
 @bug(
     "TRT-94",
     kind="K12",
-    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET),
+    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET, MTP_EAGLE_TREE),
     title="A chunk that is not the last is shifted with the sampled token instead of the next prompt token",
     reference="TensorRT-LLM #18295",
     caught_by=("inputs-equal-reference", "kv-content-equals-reference", "chunked-equals-one-shot"),
