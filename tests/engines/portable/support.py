@@ -15,11 +15,19 @@ from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequest
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
+from scenarios import WORKERS as TRAITS
 
 CPU = torch.device("cpu")
 MASK = 99
 WORKERS = tuple(MODES)
 LINEAR = WORKERS[:3]
+SPARSE = tuple(worker for worker in WORKERS if TRAITS[worker].sparse)
+TREES = tuple(worker for worker in WORKERS if TRAITS[worker].tree)
+
+
+def tree_options(worker: str, depth: int) -> dict[str, int]:
+    """What a configuration says of trees of that depth: two candidates per node, two nodes per layer on average."""
+    return {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 2 * depth} if TRAITS[worker].tree else {}
 
 
 def ints(values: Sequence[Any], dtype: torch.dtype = torch.int32) -> Tensor:

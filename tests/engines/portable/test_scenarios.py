@@ -53,6 +53,8 @@ def test_a_graph_can_be_captured_again(worker: str) -> None:
 def test_the_accepted_count_follows_what_the_scenario_says(worker: str) -> None:
     low = TRAITS[worker].min_draft_len
     plan = [(3, 2), (3, 0), (3, 3), (2, 2), (low, low), (3, 3), (1, 1), (3, 1), (3, 0)]
+    if TRAITS[worker].fixed_draft_len:
+        plan = [(3, agree) for _, agree in plan]
     steps = [Step(draft_len=3, contexts=(context(worker, 0, 4),))]
     steps += [Step(draft_len=k, generations=generations([0], agree)) for k, agree in plan]
     trace = go(scenario(worker, (4,), *steps))

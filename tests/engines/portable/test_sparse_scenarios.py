@@ -12,7 +12,7 @@ from scenarios import WORKERS as TRAITS
 from scenarios import Phase, Scenario, Step, check
 from scenarios.tracer import PRIME, choose, entry, prompt_token, term
 from tests.engines.portable.scripts import accepted, context, generations, go, mixed, scenario, updated
-from tests.engines.portable.support import LINEAR, WORKERS
+from tests.engines.portable.support import LINEAR, SPARSE
 
 RESULTS = ("emitted", "kv_tokens", "free_blocks", "target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
 
@@ -32,7 +32,7 @@ def greedy(request: int, prompt_len: int, count: int, topk: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("draft_len", "topk", "size"), [(1, 2, 4), (2, 1, 1), (4, 3, 2), (4, 500, 3)])
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", SPARSE)
 def test_an_oracle_drafter_is_believed_in_every_layout(worker: str, draft_len: int, topk: int, size: int) -> None:
     """Pages of 1 to 4 tokens: the draft loop enters pages that the target's lengths do not reach."""
     case = mixed(worker, draft_len, replay=draft_len == 2)
@@ -44,7 +44,7 @@ def test_an_oracle_drafter_is_believed_in_every_layout(worker: str, draft_len: i
         assert tokens == greedy(request, (5, 7, 6)[request], len(tokens), topk)
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", SPARSE)
 def test_who_selects_everything_is_dense(worker: str) -> None:
     case = mixed(worker, 3, agree=2)
     everything, dense = go(sparse(case, 200)), go(case)
@@ -54,7 +54,7 @@ def test_who_selects_everything_is_dense(worker: str) -> None:
             assert {name: a[name] for name in shared} == {name: b[name] for name in shared}
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", SPARSE)
 def test_replays_equal_eager_steps(worker: str) -> None:
     case = sparse(mixed(worker, 3, replay=True, agree=2), 3)
     eager = replace(
@@ -71,7 +71,7 @@ def test_replays_equal_eager_steps(worker: str) -> None:
             assert mine == other
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", SPARSE)
 def test_chunks_leave_what_one_prefill_leaves(worker: str) -> None:
     def text(*chunks: int) -> list[object]:
         steps = [Step(draft_len=3, contexts=(context(worker, 0, n, 3),)) for n in chunks]
@@ -82,7 +82,7 @@ def test_chunks_leave_what_one_prefill_leaves(worker: str) -> None:
     assert text(9) == text(4, 5) == text(1, 2, 1, 4, 1)
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", SPARSE)
 def test_the_fields_are_there_when_a_forward_reads_them(worker: str) -> None:
     trace = go(sparse(mixed(worker, 2, replay=True), 3))
     for step in trace.steps:
