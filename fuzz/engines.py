@@ -7,7 +7,7 @@ import warnings
 from typing import Final, cast
 
 from engines.base import Engine
-from scenarios import UsageError, closest
+from scenarios import WORKERS, UsageError, closest
 
 PORTABLE: Final = "portable"
 TENSORRT_LLM: Final = "tensorrt_llm"
@@ -16,6 +16,10 @@ ENGINES: Final = {
     TENSORRT_LLM: "engines.tensorrt_llm:TensorrtLlmEngine",
 }
 """Name -> ``module:class``. A name with a colon is taken as such a place itself."""
+DRIVEN: Final = {
+    TENSORRT_LLM: ("Eagle3OneModelWorker", "MTPEagleWorker", "DraftTargetOneModelWorker", "PARDWorker"),
+}
+"""Workers that an engine drives, where it does not drive all of them."""
 DEVICES: Final = ("cpu", "cuda")
 SOURCE_VARIABLE: Final = "SPECFUZZ_TRTLLM_SOURCE"
 """Names the checkout that the engine ``tensorrt_llm`` drives; the environment carries it to every process."""
@@ -27,6 +31,11 @@ def check_name(name: str, device: str) -> None:
         raise UsageError(f"--engine: no engine is called {name!r}; {closest(name, ENGINES)}")
     if device not in DEVICES:
         raise UsageError(f"--device: no device is called {device!r}; write {' or '.join(DEVICES)}")
+
+
+def workers(name: str) -> tuple[str, ...]:
+    """Workers that the engine of that name drives. Imports nothing."""
+    return DRIVEN.get(name, tuple(WORKERS))
 
 
 def load(name: str, device: str) -> Engine:

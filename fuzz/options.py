@@ -50,7 +50,7 @@ def target(
     return Target(
         engine=engine,
         device=device,
-        workers=workers(worker or ()),
+        workers=workers(worker or ()) or fuzz.engines.workers(engine),
         invariants=invariants(invariant or ()),
         faults=families(faults),
         max_draft_len=max_draft_len,
@@ -59,8 +59,8 @@ def target(
 
 
 def workers(names: Iterable[str]) -> tuple[str, ...]:
-    """Class names, however their letters are cased; all workers if none is named."""
-    return tuple(dict.fromkeys(_match("--worker", "worker", name, WORKERS) for name in names)) or tuple(WORKERS)
+    """Class names, however their letters are cased; none stands for all that the engine drives."""
+    return tuple(dict.fromkeys(_match("--worker", "worker", name, WORKERS) for name in names))
 
 
 def invariants(slugs: Iterable[str]) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def bugs(names: Iterable[str]) -> tuple[str, ...]:
 
     chosen: dict[str, None] = {}
     for name in names:
-        variants = [id for id in BUGS if id.lower().startswith(f"{name.lower()}/")]
+        variants = [id for id in BUGS if f"{id}/".lower().startswith(f"{name}/".lower())]
         chosen.update(dict.fromkeys(variants or (bug(name),)))
     return tuple(chosen) or tuple(BUGS)
 

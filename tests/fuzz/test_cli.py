@@ -99,18 +99,19 @@ def test_every_mistake_gets_one_line(
 
 
 def test_a_run_of_a_sound_engine(capsys: Capture) -> None:
-    arguments = ["run", *fake("Sound"), "--invariant", "output-lossless", "--max-cases", "16"]
+    count = 4 * len(WORKERS)
+    arguments = ["run", *fake("Sound"), "--invariant", "output-lossless", "--max-cases", str(count)]
     assert cli.invoke([*arguments, "--workers", "1"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out.splitlines()[0].startswith("tests.fuzz.fakes:Sound on cpu, seed 0, ")
-    assert out.splitlines()[1].startswith("16 scenarios, ")
+    assert out.splitlines()[1].startswith(f"{count} scenarios, ")
     assert out.endswith("\nnothing found\n")
     assert all(re.search(rf"^{worker} +4 ", out, re.MULTILINE) for worker in WORKERS)
     # Two processes do the same.
     assert cli.invoke([*arguments, "--workers", "2", "--json"]) == 0
     found = document(capsys)
-    assert found["cases"] == 16
+    assert found["cases"] == count
     assert f"faults fired {found['faults']['fired']}/{found['faults']['planned']}" in out
     assert set(found["workers"]) == set(WORKERS)
     assert found["invariants"]["output-lossless"]["reached"] > 0

@@ -13,7 +13,7 @@ from scenarios import WORKERS, UsageError
 
 
 def test_workers_by_any_casing() -> None:
-    assert options.workers([]) == tuple(WORKERS)
+    assert options.workers([]) == ()
     assert options.workers(["pardworker", "MTPEAGLEWORKER", "PARDWorker"]) == ("PARDWorker", "MTPEagleWorker")
     with pytest.raises(UsageError, match=r"^--worker: no worker is called 'PARD'; did you mean 'PARDWorker'\?$"):
         options.workers(["PARD"])
@@ -106,6 +106,7 @@ def test_a_target_is_checked() -> None:
         "seed": 0,
     }
     assert options.target(**good).workers == tuple(WORKERS)  # type: ignore[arg-type]
+    assert options.target(**{**good, "engine": "tensorrt_llm"}).workers == tuple(WORKERS)[:4]  # type: ignore[arg-type]
     for field, value, error in (
         ("engine", "portible", "--engine: no engine is called 'portible'; did you mean 'portable'?"),
         ("device", "gpu", "--device: no device is called 'gpu'; write cpu or cuda"),
