@@ -237,6 +237,7 @@ _TREES = [
     _at("tree-mask-is-ancestry", TREE, 2, "draft[2]", MASK, lambda masks: [_put(2, [0, 1, 2])(masks[0]), masks[1]]),
     _at("tree-mask-is-ancestry", TREE, 2, "draft[2]", OFFSETS, lambda rows: [_put(2, 2)(rows[0]), rows[1]]),
     _at("tree-mask-is-ancestry", TREE, 2, "draft[0]", MASK, lambda masks: [_put(1, [0, 1, 2])(masks[0]), masks[1]]),
+    _at("verified-tree-is-the-drafted-one", TREE, 1, "prepared", MASK, lambda masks: [_put(2, [0, 1, 2])(masks[0])]),
     _at("verified-tree-is-the-drafted-one", TREE, 2, "prepared", MASK, _swap),
     _at("verified-tree-is-the-drafted-one", TREE, 3, "prepared", MASK, _swap),
     _at("verified-tree-is-the-drafted-one", TREE_STARTED, 1, "prepared", MASK, lambda masks: [
@@ -266,6 +267,7 @@ _TREES = [
     ),
     _at("draft-position-is-kv-minus-one", TREE, 2, "prepared", "position_ids", _bump(12)),
     _at("kv-lens-balanced", TREE, 2, "restored", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", TREE, 2, "restored", "kv_lens_cuda", lambda kv: [length - 2 for length in kv]),
     _at("kv-lens-balanced", TREE, 2, "restored", "kv_lens_cuda", _bump(1, by=-2)),
     _at("kv-lens-balanced", TREE_FAILING, 0, "failed", "kv_lens_cuda", _bump(1)),
     _set("kv-lens-equals-reference", MTP_TREE_FAILING, 0, "failed", "kv_lens_cuda", [9, 6]),
