@@ -46,8 +46,7 @@ def never_moved(patch: Patch) -> None:
 )
 def the_one_before_moved(patch: Patch) -> None:
     from engines.portable.speculative import eagle3_dynamic_tree
-
-    move = eagle3_dynamic_tree.update_kv_cache_draft_token_location
+    from engines.portable.speculative.dynamic_tree_ops import update_kv_cache_draft_token_location as move
 
     def update(pool: Any, table: Any, accept_index: Any, num_accepted: Any, past: Any) -> None:
         move(pool, table, (accept_index - 1).clamp(min=0), num_accepted, past)
