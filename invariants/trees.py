@@ -128,9 +128,9 @@ def _drafted(row: Row, width: int) -> list[int] | None:
 
 @invariant("draft-tree-well-formed", reads=("draft_tree",), museum=("TRT-29",))
 def draft_tree_well_formed(step: StepCase, check: Check) -> None:
-    """A tree has all its T nodes, each after the one that it follows, and a path of K nodes is the longest.
+    """A tree has all its T nodes, each after the one that it follows, and its longest path has K nodes.
 
-    There is one such path, that of the best candidates. Contexts leave no tree.
+    The path of the best candidates is always kept, and it is that long. Contexts leave no tree.
     """
     moment = step.updated
     if moment is None or "draft_tree" not in moment.seen:
