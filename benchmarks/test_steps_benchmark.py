@@ -32,7 +32,8 @@ def serving(worker: str, steps: int = 12) -> Scenario:
         draft_len=3, contexts=tuple(Context(request=r.id, chunk=r.prompt_len, agree=agree) for r in requests)
     )
     decode = Step(draft_len=3, generations=tuple(Generation(request=r.id, agree=r.id % 3) for r in requests))
-    config = Config(worker=worker, max_draft_len=3)
+    topk, nodes = (2, 6) if WORKERS[worker].tree else (0, 0)
+    config = Config(worker=worker, max_draft_len=3, dynamic_tree_max_topK=topk, max_total_draft_tokens=nodes)
     return check(Scenario(config=config, requests=requests, steps=(prefill, *[decode] * (steps - 1))))
 
 

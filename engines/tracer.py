@@ -20,7 +20,17 @@ import torch
 from torch import Tensor
 
 from scenarios import tracer
-from scenarios.tracer import EMPTY, MASK_TOKEN, POSITION_FACTOR, PRIME, VOCAB_SIZE
+from scenarios.tracer import (
+    EMPTY,
+    MASK_TOKEN,
+    POSITION_FACTOR,
+    POSITION_OFFSET,
+    PRIME,
+    SCORE_RANK,
+    SCORE_SPREAD,
+    SCORE_STEP,
+    VOCAB_SIZE,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,6 +55,7 @@ def _unseen(function: Callable[P, T]) -> Callable[P, T]:
 
 choose = _unseen(cast(Callable[[Tensor], Tensor], tracer.choose))
 disagree = _unseen(cast(Callable[[Tensor], Tensor], tracer.disagree))
+_alternative = cast(Callable[[Tensor, Tensor], Tensor], tracer.alternative)
 
 
 @dataclass(frozen=True)
@@ -213,6 +224,73 @@ class Tracer:
 
 
 @dataclass(frozen=True)
+class Masks:
+    """Which rows of a forward see which others of their sequence, as the kernels are told.
+
+    first    the first sequence that the masks speak of; the rows of those before it see all rows before them
+    past     int [n]: tokens that each sequence had cached before the forward
+    packed   int32 [n - first or more, Q, words]: bit ``v`` of row ``q`` says whether it sees row ``v``
+    lengths  int32 [n - first or more]: rows of each sequence
+    """
+
+    first: int
+    past: Tensor
+    packed: Tensor
+    lengths: Tensor
+
+
+class TreeTracer(Tracer):
+    """The same where the rows of a generation are nodes of a tree, which see those on their path alone."""
+
+    @_unseen
+    def target_tree(
+        self, pool: Tensor, table: Tensor, rows: Rows, masks: Masks, positions: Tensor, tokens: Tensor
+    ) -> Tensor:
+        """Digests of target rows, once their entries are written: int64 [rows]."""
+        _write(pool, table, rows, entry(positions.long(), tokens.long()))
+        return self._digests(_read(pool, table), rows, masks, ahead=0)
+
+    @_unseen
+    def shifted_tree(
+        self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, rows: Rows, masks: Masks, positions: Tensor,
+        tokens: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Digests of draft rows that are given the token after their position, and each row's own term in it."""
+        own = entry(positions.long(), tokens.long())
+        _write(draft_pool, table, rows, own)
+        digests = self._digests(self._read_shifted(target_pool, draft_pool, table), rows, masks, ahead=1)
+        place = torch.where(rows.sequence < masks.first, rows.index, positions)
+        return digests, term(place + 1, own + _ONE_POSITION)
+
+    def _digests(self, seen: Tensor, rows: Rows, masks: Masks, ahead: int) -> Tensor:
+        """What each row sees of the tokens of its sequence, of which ``ahead`` are counted before slot 0.
+
+        What the cache held counts by its place, a row of this forward by its position.
+        """
+        totals = self._scores(seen).cumsum(1)
+        if masks.first == len(masks.past):
+            return _digest(totals, rows, ahead)
+        past = masks.past.long() + ahead
+        cached = torch.where(past > 0, totals.gather(1, (past - 1).clamp(min=0).unsqueeze(1)).squeeze(1), 0)
+        nodes = past.unsqueeze(1) + torch.arange(masks.packed.shape[1], device=past.device)
+        entries = seen.gather(1, nodes.clamp(max=seen.shape[1] - 1))
+        terms = term((entries - 1) // VOCAB_SIZE - POSITION_OFFSET, entries)
+        of_path = torch.where(self._visible(rows, masks), terms.index_select(0, rows.sequence), 0).sum(1)
+        digests = (cached.index_select(0, rows.sequence) + of_path) % PRIME
+        return torch.where(rows.sequence < masks.first, _digest(totals, rows, ahead), digests)
+
+    def _visible(self, rows: Rows, masks: Masks) -> Tensor:
+        """Bits of each row: bool [rows, Q]; whatever they are for rows that the masks do not speak of."""
+        width = masks.packed.shape[1]
+        generation = (rows.sequence - masks.first).clamp(min=0)
+        node = (rows.index - masks.past.index_select(0, rows.sequence)).clamp(0, width - 1)
+        words = masks.packed.flatten(0, 1).index_select(0, generation * width + node)
+        column = torch.arange(width, device=words.device)
+        bits = (words.index_select(1, column // 32) >> (column % 32).int()) & 1
+        return (bits == 1) & (column < masks.lengths.index_select(0, generation).unsqueeze(1))
+
+
+@dataclass(frozen=True)
 class Selection:
     """Tokens that rows attend to, ``k`` per list: int64 [rows, lists, k] each.
 
@@ -347,3 +425,17 @@ def one_hot(tokens: Tensor) -> Tensor:
     """Logits that choose ``tokens`` (int64 [rows]) beyond doubt: float32 [rows, VOCAB_SIZE]."""
     logits: Any = torch.zeros(tokens.shape[0], VOCAB_SIZE, device=tokens.device)
     return cast(Tensor, logits.scatter_(1, tokens.unsqueeze(1), 1.0))
+
+
+@_unseen
+def log_probabilities(tokens: Tensor, first: Tensor, candidates: int) -> Tensor:
+    """Logits of a head that offers several tokens: float32 [rows, VOCAB_SIZE], minus infinity for the others.
+
+    The first candidate of a row is ``first``, the others are alternatives to ``tokens`` (both int64 [rows]). Their
+    logarithms are whole numbers, so that sums of them are exact.
+    """
+    rank = torch.arange(candidates, device=tokens.device)
+    offered = torch.where(rank == 0, first.unsqueeze(1), _alternative(tokens.unsqueeze(1), rank))
+    logits: Any = torch.full((tokens.shape[0], VOCAB_SIZE), -torch.inf, device=tokens.device)
+    behind = torch.where(rank == 0, 0, SCORE_RANK * rank + offered % SCORE_SPREAD)
+    return cast(Tensor, logits.scatter_(1, offered, (-SCORE_STEP - behind).float()))

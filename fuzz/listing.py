@@ -76,7 +76,8 @@ def sites(target: Target) -> Rows:
 
 def small_scenario(worker: str) -> Scenario:
     """One step of each phase, with a context and a generation wherever they may be."""
-    config = Config(worker=worker, max_draft_len=2)
+    topk, nodes = (2, 4) if WORKERS[worker].tree else (0, 0)
+    config = Config(worker=worker, max_draft_len=2, dynamic_tree_max_topK=topk, max_total_draft_tokens=nodes)
     agree = 1 if config.traits.drafts_for_contexts else 0
     dummy = Generation(request=None, past=3)
     steps = (

@@ -90,6 +90,43 @@ def oracle_drafter_accepts_all(step: StepCase, check: Check) -> None:
 
 
 @invariant(
+    "accepted-drafts-lie-on-a-path",
+    reads=("draft_tokens", "spec_decoding_packed_mask", "accepted_tokens"),
+    museum=("TRT-29", "TRT-24", "TRT-77"),
+)
+def accepted_drafts_lie_on_a_path(step: StepCase, check: Check) -> None:
+    """A generation accepts drafts that follow each other from the root on, then one token that no draft goes on with.
+
+    In a chain they are the first ones, in a tree a path.
+    """
+    prepared, mask = step.prepared, "spec_decoding_packed_mask"
+    if prepared is None or "draft_tokens" not in prepared.seen or (step.traits.tree and mask not in prepared.seen):
+        return
+    drafts, width, contexts = prepared.seen["draft_tokens"], step.width, step.num_contexts
+    chain = [list(range(node + 1)) for node in range(step.draft_len + 1)]
+    masks = prepared.seen[mask] if step.traits.tree else [chain] * (len(step.rows) - contexts)
+    for run in step.runs:
+        if run.verified is not None and "accepted_tokens" in run.verified.seen:
+            rows = list(enumerate(zip(masks, run.verified.seen["accepted_tokens"][contexts:], strict=False)))
+            paths = [_path(drafts[i * width :], nodes, tokens) for i, (nodes, tokens) in rows]
+            counts = [len(tokens) for _, (_, tokens) in rows]
+            why = "drafts that follow each other, and one token"
+            check.equal(run.verified, "accepted_tokens", [len(path) for path in paths], counts, why)
+
+
+def _path(drafts: list[int], mask: list[list[int]], tokens: list[int]) -> list[int]:
+    """Nodes from the root on, each the child whose draft is the next of ``tokens``."""
+    path = [0]
+    for token in tokens:
+        nodes = enumerate(zip(drafts, mask[1:], strict=False), start=1)
+        children = [node for node, (draft, seen) in nodes if seen[:-1] == path and draft == token]
+        if not children:
+            break
+        path.append(children[0])
+    return path
+
+
+@invariant(
     "acceptance-equals-reference",
     reads=("num_accepted_tokens", "accepted_tokens", "new_tokens", "new_tokens_lens"),
     museum=("TRT-12", "TRT-29", "TRT-77"),

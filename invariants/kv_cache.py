@@ -8,6 +8,8 @@ from typing import Final
 from invariants.case import StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
+from invariants.rows import prompt
+from scenarios.tracer import entry
 
 CONTENT: Final = ("target_kv", "draft_kv", "draft_layers_kv", "target_indexer_kv", "draft_indexer_kv", "draft_context")
 """What the caches hold for each request; a drafter has one, one per layer or a context of its own."""
@@ -107,6 +109,28 @@ def _owned_before(step: StepCase) -> dict[int | None, list[int]]:
         return {}
     blocks = before.ledger.seen.get("kv_blocks", {})
     return {request: pages for request, pages in blocks.items() if request not in before.asked.finish}
+
+
+@invariant(
+    "target-cache-holds-the-text",
+    reads=("target_kv", "emitted"),
+    museum=("TRT-35", "TRT-66", "VLL-07", "VLL-22"),
+)
+def target_cache_holds_the_text(step: StepCase, check: Check) -> None:
+    """Slot n of the target's cache holds token n of prompt and output, at position n.
+
+    The path that is accepted in a tree is moved there; rejected nodes and later positions are not left in between.
+    """
+    moment = step.updated
+    if moment is None or "target_kv" not in moment.seen:
+        return
+    case = step.case
+    for request, slots in moment.seen["target_kv"].items():
+        emitted = moment.seen.get("emitted", {}).get(request)
+        if emitted is not None:
+            text = [*prompt(case.config.seed, request, case.prompt_lens[request]), *emitted]
+            expected = list(map(entry, range(len(slots)), text))
+            check.equal(moment, "target_kv", expected, slots, f"the text of request {request}")
 
 
 @invariant(

@@ -16,17 +16,27 @@ for it and takes ``1 - acc`` off again: ``kv0``, ``kv0 + 1``, ``kv0 + acc``. One
 again takes off what was not accepted before its first call, and leaves it at that: ``kv0``, ``kv0 - (K + 1 - acc)``.
 Without drafts, or without a draft model, nothing moves. A worker that saves ``kv_lens_cuda`` itself, as some do while
 a graph is warmed up, gives ``kv0`` back.
+
+A drafter of trees is fed paths of K + 1 tokens first, where the target was fed T + 1 nodes, then layers of k
+(``dynamic_tree_max_topK``) nodes that follow the accepted tokens:
+
+==================== =========================== ===========================
+draft call 0         kv0                         kv0 - (T - K)
+draft call i >= 1    kv0 + i k                   kv0 - (T + 1 - acc) + i k
+the loop's end       kv0 + K k, or kv0           as for i = K, or kv0
+==================== =========================== ===========================
 """
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final
 
 from invariants.case import Moment, Run, StepCase
 from invariants.check import Check
 from invariants.lifecycle import LAYOUT
 from invariants.registry import REFERENCE, invariant
+from invariants.trees import OFFSETS
 
 _LENGTHS: Final = ("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens", "ctx_len")
 
@@ -37,6 +47,8 @@ class Course:
     def __init__(self, step: StepCase, run: Run, start: list[int], accepted: list[int]) -> None:
         self.start = start
         self.contexts = step.num_contexts
+        self.width = step.width
+        self.topk = step.config.dynamic_tree_max_topK
         self.accepted = accepted[self.contexts :]
         self.draft_len = step.draft_len
         self.traits = step.traits
@@ -59,14 +71,14 @@ class Course:
         shift = i - 1 - self.draft_len
         return [kv + i for kv in contexts] + [kv + acc + shift for kv, acc in self._accepting(generations)]
 
-    def end(self) -> list[int]:
-        """When the worker's forward has returned."""
+    def ends(self) -> list[list[int]]:
+        """When the worker's forward has returned; several where workers differ."""
         if self.saved or self.draft_len == 0 or not self.traits.draft_model:
-            return self.start
+            return [self.start]
         if not self.one_call:
-            return self.during(self.draft_len)
+            return [self.during(self.draft_len)]
         generations = self._accepting(self.start[self.contexts :])
-        return self.start[: self.contexts] + [kv + acc for kv, acc in generations]
+        return [self.start[: self.contexts] + [kv + acc for kv, acc in generations]]
 
     def _accepting(self, generations: list[int]) -> zip[tuple[int, int]]:
         return zip(generations, self.accepted, strict=False)
@@ -78,9 +90,36 @@ class Course:
         """
         loops = self.traits.draft_model and not (self.one_call or self.traits.feeds_history)
         if self.saved or not loops:
-            return [self.start, self.end()]
+            return [self.start, *self.ends()]
         between = self.start[: self.contexts] + self.during(1)[self.contexts :]
         return [self.during(i) for i in range(self.draft_len + 1)] + [between]
+
+
+class TreeCourse(Course):
+    """The same for a drafter of trees: the second table."""
+
+    def during(self, i: int) -> list[int]:
+        """Before draft call ``i``; ``i == K`` is the end of the loop."""
+        contexts, generations = self.start[: self.contexts], self.start[self.contexts :]
+        if i == 0:
+            return contexts + [kv - self.width + self.draft_len for kv in generations]
+        return [kv + i * self.topk for kv in contexts] + [kv + i * self.topk for kv in self._committed(generations)]
+
+    def _committed(self, generations: list[int]) -> list[int]:
+        """Lengths of the generations with the accepted tokens and nothing else."""
+        return [kv - self.width - 1 + acc for kv, acc in self._accepting(generations)]
+
+    def ends(self) -> list[list[int]]:
+        """At the end of the loop, or where it began: Eagle3 leaves the lengths, MTP-Eagle puts a copy back."""
+        return [self.during(self.draft_len), self.start]
+
+    def after_failure(self) -> list[list[int]]:
+        """A loop stops anywhere, with the accepted tokens alone too, and moves the generations before the contexts."""
+        contexts, generations = self.start[: self.contexts], self.start[self.contexts :]
+        lengths = [self.start, *(self.during(i) for i in range(self.draft_len + 1))]
+        between = [contexts + self._committed(generations)]
+        between += [one[: self.contexts] + other[self.contexts :] for one, other in pairwise(lengths)]
+        return lengths + between
 
 
 @invariant(
@@ -105,7 +144,7 @@ def kv_lens_balanced(step: StepCase, check: Check) -> None:
             why = f"prepare wrote {start} and {run.accepted} were accepted"
             for i, moment in run.drafts.items():
                 _kv(check, moment, course.during(i), why)
-            _kv(check, run.restored, course.end(), why)
+            _kv(check, run.restored, _one_of(course.ends(), run.restored), why)
     if step.failed is not None and "kv_lens_cuda" in step.failed.seen:
         _kv_after_failure(check, step, step.failed, start)
 
@@ -115,7 +154,7 @@ def _course(step: StepCase, run: Run, start: list[int]) -> Course | None:
     accepted = run.accepted
     if accepted is None:
         return None
-    course = Course(step, run, start, accepted)
+    course = (TreeCourse if step.traits.tree else Course)(step, run, start, accepted)
     return None if course.saved is None else course
 
 
@@ -131,6 +170,12 @@ def _kv_after_failure(check: Check, step: StepCase, failed: Moment, start: list[
     kv = failed.seen["kv_lens_cuda"]
     message = f"kv_lens_cuda is {kv}, which no point of the forward explains; prepare wrote {start}"
     check.that(kv in allowed, failed, "kv_lens_cuda", allowed, kv, message)
+
+
+def _one_of(allowed: list[list[int]], moment: Moment | None) -> list[int]:
+    """The value that was seen if it is allowed, else the first that is."""
+    seen: list[int] | None = moment.seen.get("kv_lens_cuda") if moment is not None else None
+    return seen if seen is not None and seen in allowed else allowed[0]
 
 
 def _kv(check: Check, moment: Moment | None, expected: list[int], why: str) -> None:
@@ -186,22 +231,32 @@ def host_kv_lens_consistent(step: StepCase, check: Check) -> None:
 
 @invariant(
     "draft-position-is-kv-minus-one",
-    reads=("position_ids", "kv_lens_cuda", "_seq_lens"),
+    reads=("position_ids", "kv_lens_cuda", "_seq_lens", OFFSETS),
     museum=("TRT-04", "TRT-30", "TRT-37", "TRT-45", "VLL-23"),
 )
 def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
     """In every forward the positions of a row run up to its KV length: the last one is ``kv_lens_cuda - 1``.
 
-    Of the target and of each draft call that reads the cache; position and length are advanced by different code.
+    Of the target and of each draft call that reads the cache; position and length are advanced by different code. A
+    node of a tree is as far behind the first position of its row as its offset says.
     """
     for moment in step.moments:
         if step.reads_own_context(moment):
             continue
         seen = moment.seen
-        if "position_ids" in seen and "kv_lens_cuda" in seen and "_seq_lens" in seen:
-            rows = zip(seen["kv_lens_cuda"], seen["_seq_lens"], strict=False)
-            expected = list(chain.from_iterable(range(kv - query, kv) for kv, query in rows))
-            check.equal(moment, "position_ids", expected, seen["position_ids"], "so say kv_lens_cuda and _seq_lens")
+        if "position_ids" not in seen or "kv_lens_cuda" not in seen or "_seq_lens" not in seen:
+            continue
+        if step.traits.tree and OFFSETS not in seen:
+            continue
+        rows = list(zip(seen["kv_lens_cuda"], seen["_seq_lens"], strict=False))
+        nodes: list[list[int]] = seen.get(OFFSETS, [])
+        offsets = [range(query) for _, query in rows[: len(rows) - len(nodes)]]
+        expected = [
+            kv - query + offset
+            for (kv, query), of_row in zip(rows, chain(offsets, nodes), strict=False)
+            for offset in of_row
+        ]
+        check.equal(moment, "position_ids", expected, seen["position_ids"], "so say kv_lens_cuda and _seq_lens")
 
 
 @invariant(
@@ -230,7 +285,10 @@ def kv_lens_within_pages(step: StepCase, check: Check) -> None:
     kind=REFERENCE,
 )
 def kv_lens_equals_reference(step: StepCase, check: Check) -> None:
-    """At every sub-step of a forward the KV lengths, host's and device's, and a drafter's own are the reference's."""
+    """At every sub-step of a forward the KV lengths, host's and device's, and a drafter's own are the reference's.
+
+    After a failure too, where the worker puts them back: if it struck when they were prepared.
+    """
     for moment in step.moments:
-        if moment is not step.failed:
+        if moment is not step.failed or step.prepared is not None:
             check.said(moment, _LENGTHS)

@@ -47,7 +47,8 @@ def layout_equals_reference(step: StepCase, check: Check) -> None:
 def speculation_flag_equals_reference(step: StepCase, check: Check) -> None:
     """``use_spec_decoding`` is off in the later draft calls of a linear drafter and on everywhere else.
 
-    What a failure leaves in it is not specified; the next ``prepare`` sets it.
+    A drafter of trees turns it off for the first call of a batch of contexts, which have none. What a failure leaves
+    in it is not specified; the next ``prepare`` sets it.
     """
     for moment in step.moments:
         if moment is not step.failed:
@@ -128,7 +129,8 @@ def drafts_carried_over(step: StepCase, check: Check) -> None:
     moment = step.prepared
     if moment is None or "draft_tokens" not in moment.seen or not step.draft_len:
         return
-    tokens, width, length = moment.seen["draft_tokens"], step.width, step.draft_len
+    tokens, width = moment.seen["draft_tokens"], step.width
+    length = width if step.traits.tree else step.draft_len
     for place, row in enumerate(step.rows[step.num_contexts :]):
         made = _drafts_made(row.before) if row.before is not None else None
         if made is not None:

@@ -18,6 +18,8 @@ MTP: Final = "MTPWorker"
 SA: Final = "SAWorker"
 DFLASH: Final = "DFlashWorker"
 DSPARK: Final = "DSparkWorker"
+EAGLE3_TREE: Final = "Eagle3OneModelDynamicTreeWorker"
+MTP_EAGLE_TREE: Final = "MTPEagleDynamicTreeWorker"
 
 
 class Patch:

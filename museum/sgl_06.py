@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, MTP, PARD, SA, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, EAGLE3_TREE, MTP, MTP_EAGLE_TREE, PARD, SA, Patch, bug
 
 _REFERENCE = "SGLang #18647, #12625"
 
@@ -97,3 +97,25 @@ def slots_by_row(patch: Patch) -> None:
 
     for metadata in (MTPSpecMetadata, SASpecMetadata):
         patch(metadata, "prepare", by_row(metadata.prepare))
+
+
+@bug(
+    "SGL-06",
+    kind="K6",
+    workers=(EAGLE3_TREE, MTP_EAGLE_TREE),
+    variant="trees",
+    title="Trees are stored in the slot of the row, and the rows are not followed when requests leave and join",
+    reference=_REFERENCE,
+    caught_by=("verified-tree-is-the-drafted-one", "accepted-drafts-lie-on-a-path", "batch-equals-requests-alone"),
+)
+def trees_by_row(patch: Patch) -> None:
+    from engines.portable.speculative.spec_tree_manager import SpecTreeManager
+
+    prepare = SpecTreeManager.prepare_resources
+
+    def prepare_resources(self: Any, scheduled_batch: Any) -> None:
+        prepare(self, scheduled_batch)
+        rows = range(len(scheduled_batch.all_requests()))
+        self.slot_storage.all_ids_buf[: len(rows)].copy_(self._upload(rows))
+
+    patch(SpecTreeManager, "prepare_resources", prepare_resources)

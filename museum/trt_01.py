@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DFLASH, DRAFT_TARGET, DSPARK, EAGLE3, MTP, MTP_EAGLE, PARD, Patch, bug
+from museum.bug import (
+    DFLASH,
+    DRAFT_TARGET,
+    DSPARK,
+    EAGLE3,
+    EAGLE3_TREE,
+    MTP,
+    MTP_EAGLE,
+    MTP_EAGLE_TREE,
+    PARD,
+    Patch,
+    bug,
+)
 
 _REFERENCE = "TensorRT-LLM #16382, #16325, #16381"
 _PARALLEL = (PARD, DFLASH, DSPARK)
@@ -29,6 +41,14 @@ _LEAK = ("saved-state-empty", "restored-identity", "steps-complete", "next-step-
     title="A forward that fails neither restores what it saved nor takes its KV increment back",
     reference=_REFERENCE,
     caught_by=(*_LEAK, "kv-lens-balanced"),
+)
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(EAGLE3_TREE, MTP_EAGLE_TREE),
+    title="A forward that fails restores neither what it saved of the attention metadata nor the masks of its trees",
+    reference="TensorRT-LLM #16724, #16727, #16731",
+    caught_by=(*_LEAK, "restored-layout", "tree-masks-put-back"),
 )
 def forward_without_cleanup(patch: Patch) -> None:
     from engines.portable.speculative.interface import SpecWorkerBase
@@ -128,3 +148,23 @@ def rewind_twice(patch: Patch) -> None:
         self._kv_rewind_pending = pending
 
     patch(ParallelSpecWorker, "_apply_kv_rewind_after_draft", _apply_kv_rewind_after_draft)
+
+
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(EAGLE3_TREE, MTP_EAGLE_TREE),
+    variant="masks",
+    title="After a failure only what every worker saves is restored, and not what trees save beside it",
+    reference="TensorRT-LLM #16724, #16727, #16731",
+    caught_by=("tree-masks-put-back",),
+)
+def masks_lost(patch: Patch) -> None:
+    from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker
+    from engines.portable.speculative.interface import SpecWorkerBase
+
+    def _ensure_spec_dec_state_restored(self: Any, attn_metadata: Any, spec_metadata: Any) -> None:
+        if self._spec_dec_attn_metadata is not None:
+            SpecWorkerBase._restore_attn_metadata_from_spec_dec(self, self._spec_dec_attn_metadata)
+
+    patch(Eagle3OneModelDynamicTreeWorker, "_ensure_spec_dec_state_restored", _ensure_spec_dec_state_restored)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, EAGLE3_TREE, MTP_EAGLE, MTP_EAGLE_TREE, Patch, bug
 
 
 @bug(
     "TRT-03",
     kind="K2",
-    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET),
+    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET, EAGLE3_TREE, MTP_EAGLE_TREE),
     title="The number of context requests is not put back after the draft loop",
     reference="TensorRT-LLM #17381",
     caught_by=("restored-layout", "request-types-match-layout", "layout-equals-reference"),

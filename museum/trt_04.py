@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
+from museum.bug import EAGLE3, EAGLE3_TREE, MTP_EAGLE, Patch, bug
 
 
 @bug(
@@ -14,6 +14,14 @@ from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
     title="The graph runner does not put the KV lengths back between the warm-up forwards of a graph",
     reference="TensorRT-LLM #11696",
     caught_by=("warmup-fixed-point", "draft-position-is-kv-minus-one", "kv-lens-within-pages"),
+)
+@bug(
+    "TRT-04",
+    kind="K2",
+    workers=(EAGLE3_TREE,),
+    title="The graph runner does not put the KV lengths back between the warm-up forwards of a graph",
+    reference="TensorRT-LLM #11696",
+    caught_by=("warmup-fixed-point", "kv-lens-equals-reference"),
 )
 def kv_lens_drift(patch: Patch) -> None:
     from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner

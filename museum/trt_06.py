@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
+from museum.bug import EAGLE3, EAGLE3_TREE, MTP_EAGLE, MTP_EAGLE_TREE, Patch, bug
 
 _REFERENCE = "TensorRT-LLM #7100"
 
@@ -46,3 +46,37 @@ def request_types_stay(patch: Patch) -> None:
         self._spec_dec_attn_metadata = None
 
     patch(SpecWorkerBase, "_restore_attn_metadata_from_spec_dec", _restore_attn_metadata_from_spec_dec)
+
+
+@bug(
+    "TRT-06",
+    kind="K2",
+    workers=(EAGLE3_TREE, MTP_EAGLE_TREE),
+    variant="masks",
+    title="After the layers of a tree the masks stay as the last of them had left them",
+    reference=_REFERENCE,
+    caught_by=("tree-masks-put-back", "tree-widths-share-one-stride"),
+)
+def masks_stay(patch: Patch) -> None:
+    from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker
+    from engines.portable.speculative.interface import SpecWorkerBase
+
+    restore = SpecWorkerBase._restore_attn_metadata_from_spec_dec
+    patch(Eagle3OneModelDynamicTreeWorker, "_restore_attn_metadata_from_spec_dec", restore)
+
+
+@bug(
+    "TRT-06",
+    kind="K2",
+    workers=(MTP_EAGLE_TREE,),
+    variant="kv-lens",
+    title="After the layers of a tree the KV lengths stay as the last of them had left them",
+    reference=_REFERENCE,
+    caught_by=("kv-lens-equals-reference",),
+)
+def kv_lens_stay(patch: Patch) -> None:
+    from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker
+    from engines.portable.speculative.mtp_dynamic_tree import MTPEagleDynamicTreeWorker
+
+    restore = Eagle3OneModelDynamicTreeWorker._restore_attn_metadata_from_spec_dec
+    patch(MTPEagleDynamicTreeWorker, "_restore_attn_metadata_from_spec_dec", restore)

@@ -18,7 +18,7 @@ from museum.bug import EAGLE3, PARD, Patch, bug
 def draft_width_unannounced(patch: Patch) -> None:
     from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 
-    def update_spec_dec_param(self: Any, is_spec_decoding_enabled: bool, spec_metadata: Any) -> None:
+    def update_spec_dec_param(self: Any, *arguments: Any) -> None:
         pass
 
     patch(TrtllmAttentionMetadata, "update_spec_dec_param", update_spec_dec_param)

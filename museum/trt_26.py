@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, MTP, PARD, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP, MTP_EAGLE_TREE, PARD, Patch, bug
 
 _TITLE = "Drafting goes on from the last row of a generation instead of the last accepted one"
 _REFERENCE = "TensorRT-LLM #15806"
@@ -70,3 +70,23 @@ def rejected_rows_in_the_history(patch: Patch) -> None:
         update(self, input_ids, hidden_states, attn_metadata.seq_lens_cuda, attn_metadata, spec_metadata)
 
     patch(MTPWorker, "update_mtp_hidden_states", update_mtp_hidden_states)
+
+
+@bug(
+    "TRT-26",
+    kind="K6",
+    workers=(MTP_EAGLE_TREE,),
+    title=_TITLE,
+    reference=_REFERENCE,
+    caught_by=("inputs-equal-reference", "drafts-equal-reference", "acceptance-follows-agreement"),
+)
+def last_row_of_path(patch: Patch) -> None:
+    from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker
+
+    first_gather_ids = Eagle3OneModelDynamicTreeWorker._first_gather_ids
+
+    def _first_gather_ids(self: Any, num_accepted: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
+        rows = num_accepted.new_full(num_accepted.shape, self._max_path_len)
+        return first_gather_ids(self, rows, attn_metadata, spec_metadata)
+
+    patch(Eagle3OneModelDynamicTreeWorker, "_first_gather_ids", _first_gather_ids)

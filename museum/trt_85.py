@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, MTP, PARD, Patch, bug
+from museum.bug import EAGLE3, EAGLE3_TREE, MTP, PARD, Patch, bug
 
 _REFERENCE = "TensorRT-LLM #17110"
 
@@ -61,3 +61,24 @@ def slots_of_the_capture(patch: Patch) -> None:
 
     for name in ("update_mtp_hidden_states", "prepare_drafter_inputs"):
         patch(MTPWorker, name, by_host(getattr(MTPWorker, name)))
+
+
+@bug(
+    "TRT-85",
+    kind="K10",
+    workers=(EAGLE3_TREE,),
+    variant="slots",
+    title="A replayed graph verifies and stores the trees of the slots of its capture",
+    reference=_REFERENCE,
+    caught_by=("replay-equals-eager", "acceptance-equals-reference"),
+)
+def tree_slots_of_the_capture(patch: Patch) -> None:
+    from engines.portable.speculative.spec_tree_manager import SpecTreeManager
+
+    prepare = SpecTreeManager.prepare_resources
+
+    def prepare_resources(self: Any, scheduled_batch: Any) -> None:
+        self.slot_storage.all_ids_buf = self.slot_storage.all_ids_buf.clone()
+        prepare(self, scheduled_batch)
+
+    patch(SpecTreeManager, "prepare_resources", prepare_resources)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, SA, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, MTP_EAGLE_TREE, SA, Patch, bug
 
 _REFERENCE = "TensorRT-LLM #18295"
 
@@ -12,7 +12,7 @@ _REFERENCE = "TensorRT-LLM #18295"
 @bug(
     "TRT-94",
     kind="K12",
-    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET),
+    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET, MTP_EAGLE_TREE),
     title="A chunk that is not the last is shifted with the sampled token instead of the next prompt token",
     reference=_REFERENCE,
     caught_by=("inputs-equal-reference", "kv-content-equals-reference", "chunked-equals-one-shot"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DFLASH, EAGLE3, MTP, MTP_EAGLE, SA, Patch, bug
+from museum.bug import DFLASH, EAGLE3, EAGLE3_TREE, MTP, MTP_EAGLE, MTP_EAGLE_TREE, SA, Patch, bug
 
 _TITLE = "Rejected tokens stay in the KV lengths of the later draft steps"
 _REFERENCE = "vllm-ascend #14883"
@@ -115,3 +115,21 @@ def rejected_stay_in_context(patch: Patch) -> None:
         append(self, position_ids, attn_metadata.seq_lens_cuda, attn_metadata, spec_metadata, draft_model)
 
     patch(DFlashWorker, "_append_to_context", _append_to_context)
+
+
+@bug(
+    "VLL-23",
+    kind="K1",
+    workers=(EAGLE3_TREE, MTP_EAGLE_TREE),
+    variant="placeholders",
+    title="Placeholders behind the accepted tokens stay in the KV lengths of the layers of a tree",
+    reference=_REFERENCE,
+    caught_by=("kv-lens-equals-reference", "drafts-equal-reference"),
+)
+def placeholders_stay(patch: Patch) -> None:
+    from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker
+
+    def _forget_placeholders(self: Any, attn_metadata: Any, num_accepted: Any) -> None:
+        pass
+
+    patch(Eagle3OneModelDynamicTreeWorker, "_forget_placeholders", _forget_placeholders)

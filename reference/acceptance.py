@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def accepted(drafts: Sequence[int], choices: Sequence[int]) -> list[int]:
-    """Tokens that a generation commits: the target's, up to the first one that was not drafted.
+def agreed(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> list[int]:
+    """Indices of the tokens that stand: the last committed one, then each draft that the target chose there.
 
-    drafts   the K draft tokens that were verified
-    choices  the target's token after the last committed token, and after each draft (K + 1 or more)
+    tokens   the last committed token and the drafts to verify: a chain, or a tree whose siblings differ
+    parents  per token the one that it follows, which comes before it
+    choices  the target's token after each
     """
-    agreed = 0
-    while agreed < len(drafts) and drafts[agreed] == choices[agreed]:
-        agreed += 1
-    return list(choices[: agreed + 1])
+    path = [0]
+    for node in range(1, len(tokens)):
+        if parents[node] == path[-1] and tokens[node] == choices[path[-1]]:
+            path.append(node)
+    return path

@@ -36,6 +36,12 @@ class Reading:
         """The digest with the next token, written at its own position."""
         return self.see(entry(self._length, token))
 
+    def after(self, token: int) -> Reading:
+        """Another one that has read ``token`` too."""
+        other = self.fork(self._length, self.digest)
+        other.read(token)
+        return other
+
     def fork(self, length: int, digest: int) -> Reading:
         """Another one that has seen the first ``length`` slots only, whose digest was ``digest``."""
         return Reading(self._index_topk, length, digest, self._scores[:length])

@@ -5,13 +5,15 @@ Contexts come first, then generations; the tokens of all rows lie one after the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from reference.acceptance import accepted
-from reference.history import History, Text
+from reference.acceptance import agreed
+from reference.attention import Reading
+from reference.history import Drafts, History, Text
+from reference.tree import ROOT, paths
 from scenarios.model import Config, Context, Generation, Step
 from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN, choose, dummy_drafts
 
@@ -22,7 +24,8 @@ class Row:
 
     prompt_len  length of its whole prompt (dummy generation: of what is cached)
     past        tokens cached before the step
-    tokens      what the target is fed, at positions ``past``, ``past + 1``, ...
+    tokens      what the target is fed: a chain that follows on what is cached, or a tree with the first for its root
+    parents     per token fed the one that it follows, ``ROOT`` for the first
     drafts      how many of them, from the second on, are drafts to verify (a parallel drafter feeds more)
     agree       how many of the drafts made in this step the target will agree with
     """
@@ -33,6 +36,7 @@ class Row:
     prompt_len: int
     past: int
     tokens: list[int]
+    parents: Sequence[int]
     drafts: int
     agree: int
 
@@ -46,16 +50,27 @@ class Row:
         """KV length in the target forward."""
         return self.past + self.query
 
-    @property
-    def positions(self) -> range:
-        """Positions of the tokens fed."""
-        return range(self.past, self.kv)
+    @cached_property
+    def paths(self) -> list[list[int]]:
+        """Per token fed the ones among them that it sees: those on its path and itself."""
+        return paths(self.parents)
+
+    @cached_property
+    def positions(self) -> list[int]:
+        """Positions of the tokens fed: those of a path follow each other, so siblings share theirs."""
+        positions: list[int] = []
+        for parent in self.parents:
+            positions.append(self.past if parent == ROOT else positions[parent] + 1)
+        return positions
 
     @cached_property
     def hidden(self) -> list[int]:
-        """The target's hidden state at each token fed: the digest of all tokens up to it."""
-        reading = self.text.reading(self.past)
-        return [reading.read(token) for token in self.tokens]
+        """The target's hidden state at each token fed: the digest of what is cached and of its path."""
+        readings: list[Reading] = []
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            before = self.text.reading(self.past) if parent == ROOT else readings[parent]
+            readings.append(before.after(token))
+        return [reading.digest for reading in readings]
 
     @cached_property
     def choices(self) -> list[int]:
@@ -63,11 +78,16 @@ class Row:
         return [choose(digest) for digest in self.hidden]
 
     @cached_property
+    def standing(self) -> list[int]:
+        """Which of the tokens fed are followed by an accepted one: of a context the last, of a generation a path."""
+        if self.is_context:
+            return [self.query - 1]
+        return agreed(self.tokens[: 1 + self.drafts], self.parents, self.choices)
+
+    @property
     def accepted(self) -> list[int]:
         """Tokens that the worker accepts: one for a context (after its chunk), 1..K+1 for a generation."""
-        if self.is_context:
-            return [choose(self.hidden[-1])]
-        return accepted(self.tokens[1 : 1 + self.drafts], self.choices)
+        return [self.choices[node] for node in self.standing]
 
     @cached_property
     def end(self) -> int:
@@ -87,6 +107,7 @@ class Batch:
     draft_len      K, drafts verified and made per row (upstream: ``runtime_draft_len``)
     max_draft_len  Kmax, the longest that K can be
     width          draft slots of a generation (upstream: ``runtime_tokens_per_gen_step - 1``)
+    topk           candidates per node of a tree of drafts (upstream: ``dynamic_tree_max_topK``)
     """
 
     rows: list[Row]
@@ -94,6 +115,7 @@ class Batch:
     draft_len: int
     max_draft_len: int
     width: int
+    topk: int
 
     @property
     def is_startup(self) -> bool:
@@ -119,6 +141,11 @@ class Batch:
     def kv_lens(self) -> list[int]:
         """KV length per row, this step's tokens included."""
         return [row.kv for row in self.rows]
+
+    @property
+    def paths(self) -> list[list[list[int]]]:
+        """Per generation which of its tokens each of them sees."""
+        return [row.paths for row in self.generations]
 
     @property
     def input_ids(self) -> list[int]:
@@ -148,7 +175,7 @@ def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Bat
     width = config.tokens_per_gen_step(step.draft_len) - 1
     rows = [_context(row, config, histories) for row in step.contexts]
     rows += [_generation(row, step.draft_len, width, config, histories) for row in step.generations]
-    return Batch(rows, len(step.contexts), step.draft_len, config.max_draft_len, width)
+    return Batch(rows, len(step.contexts), step.draft_len, config.max_draft_len, width, config.dynamic_tree_max_topK)
 
 
 def _context(row: Context, config: Config, histories: Mapping[int, History]) -> Row:
@@ -158,17 +185,30 @@ def _context(row: Context, config: Config, histories: Mapping[int, History]) -> 
         history = histories[row.request]
     past = history.past
     tokens = history.text.tokens(past, past + row.chunk)
-    return Row(row.request, True, history.text, history.prompt_len, past, tokens, 0, row.agree)
+    return Row(row.request, True, history.text, history.prompt_len, past, tokens, _chain(tokens), 0, row.agree)
 
 
 def _generation(row: Generation, draft_len: int, width: int, config: Config, histories: Mapping[int, History]) -> Row:
     if row.request is None:
         text = Text([DUMMY_TOKEN], holes=row.past, index_topk=config.index_topk)
         prompt_len = past = row.past
-        drafts = dummy_drafts(past, draft_len, row.accept, config.index_topk)
+        made = Drafts() if config.traits.tree else Drafts(dummy_drafts(past, draft_len, row.accept, config.index_topk))
     else:
         history = histories[row.request]
         text, prompt_len, past = history.text, history.prompt_len, history.past
-        drafts = list(history.drafts[:draft_len])
+        made = history.drafts
+    verified = width if config.traits.tree else draft_len
+    drafts = made.tokens[:verified]
     tokens = [text.token(past), *drafts, *[PAD_TOKEN] * (width - len(drafts))]
-    return Row(row.request, False, text, prompt_len, past, tokens, draft_len, row.agree)
+    parents = _tree(made.parents, width) if config.traits.tree else _chain(tokens)
+    return Row(row.request, False, text, prompt_len, past, tokens, parents, verified, row.agree)
+
+
+def _chain(tokens: Sequence[int]) -> Sequence[int]:
+    """Parents of tokens that follow each other."""
+    return range(ROOT, len(tokens) - 1)
+
+
+def _tree(parents: Sequence[int], width: int) -> Sequence[int]:
+    """Parents of a root and the drafts after it; where no tree was drafted, ``width`` placeholders follow the root."""
+    return [ROOT, *([parent + 1 for parent in parents] or [0] * width)]

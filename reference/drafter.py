@@ -28,7 +28,7 @@ def chain(text: Text, known: int, draft_len: int, agree: int) -> Chain:
     reading = text.reading(known)
     for depth in range(draft_len):
         hidden.append(reading.digest)
-        drafts.append(_draft(choose(reading.digest), depth, agree))
+        drafts.append(drafted(choose(reading.digest), depth, agree))
         reading.read(drafts[-1])
     return Chain(drafts, hidden)
 
@@ -36,10 +36,11 @@ def chain(text: Text, known: int, draft_len: int, agree: int) -> Chain:
 def rollout(text: Text, known: int, draft_len: int, agree: int) -> list[int]:
     """Drafts of one call over mask tokens: what the target itself would say next, disturbed only afterwards."""
     continuation = text.tokens(known, known + draft_len)
-    return [_draft(token, depth, agree) for depth, token in enumerate(continuation)]
+    return [drafted(token, depth, agree) for depth, token in enumerate(continuation)]
 
 
-def _draft(choice: int, depth: int, agree: int) -> int:
+def drafted(choice: int, depth: int, agree: int) -> int:
+    """What the draft head returns at ``depth``: the target's choice as far as the drafter is to agree with it."""
     return choice if depth < agree else disagree(choice)
 
 

@@ -8,7 +8,8 @@ from reference import attention_metadata, kv_cache
 from reference.batch import Batch, lay_out
 from reference.history import History, Text, Turn
 from reference.sparse_attention import derived
-from reference.workers import WORKERS, Drafting, Fields
+from reference.tree_attention import masks
+from reference.workers import WORKERS, DraftCall, Drafting, Fields
 from scenarios.model import Config, FaultKind, Phase, Request, Scenario, Step
 from scenarios.trace import (
     ENTERED,
@@ -61,7 +62,7 @@ class Session:
         drafting = self._worker.draft(batch)
         after = self._active | self._turned(batch, drafting)
         phases = _phases(step, self._config)
-        prepared = attention_metadata.prepared(batch, self._config) | derived(batch, self._config, updated=False)
+        prepared = attention_metadata.prepared(batch, self._config) | self._maps(batch, updated=False)
         substeps = [Substep(PREPARED, 0, phases[0], prepared)]
         for run, phase in enumerate(phases):
             substeps += [
@@ -89,7 +90,7 @@ class Session:
         # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
         # but only one token per row anyway; nor has a worker that calls no draft model).
         updated = run > 0 and bool(drafting.calls)
-        entered = attention_metadata.target(batch) | derived(batch, self._config, updated=updated)
+        entered = attention_metadata.target(batch) | self._maps(batch, updated=updated)
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len else []
         if phase != "replay":
@@ -99,10 +100,14 @@ class Session:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
                 fields = attention_metadata.drafting(call, saved)
-                yield draft(i), fields | derived(call, self._config, updated=updated or call.updated)
+                yield draft(i), fields | self._maps(call, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
-        restored = attention_metadata.restored(batch, kv_lens) | _outputs(batch, drafting)
-        yield RESTORED, restored | self._worker.own_state(batch, after=True)
+        restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
+        yield RESTORED, restored | _outputs(batch, drafting) | self._worker.own_state(batch, after=True)
+
+    def _maps(self, forward: Batch | DraftCall, *, updated: bool) -> Fields:
+        """What a forward must find beside the lengths, by backend and worker."""
+        return derived(forward, self._config, updated=updated) | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later; dummies have none."""
@@ -118,7 +123,7 @@ class Session:
                 emitted=row.emits,
                 granted=kv_cache.granted(row, not history.started, batch.width, self._config),
                 rewound=kv_cache.rewound(row, batch.width),
-                drafts=tuple(drafts),
+                drafts=drafts,
             )
             turned[row.request] = history.after(turn)
         return turned
@@ -127,6 +132,8 @@ class Session:
         generations = [row for row in batch.generations if row.request is not None]
         started = {i: history for i, history in after.items() if history.started}
         fields = self._ledger(started) | self._caches(started)
+        if self._config.traits.tree:
+            fields["draft_tree"] = {i: list(history.drafts.parents) for i, history in started.items()}
         return fields | {
             "emitted": {i: history.emitted for i, history in started.items()},
             "py_rewind_len": {row.request: kv_cache.rewound(row, batch.width) for row in generations},
@@ -142,7 +149,9 @@ class Session:
         return {"target_kv": target, **kept, **indexer}
 
     def _failed(self, batch: Batch, outcome: str) -> Fields:
-        fields = attention_metadata.failed(batch)
+        fields = attention_metadata.failed(batch) | masks(batch, self._config)
+        if self._worker.returns_kv_lens:
+            fields["kv_lens_cuda"] = batch.kv_lens
         # What becomes of the pages when the run ends is nobody's concern.
         return fields if outcome == "fatal" else fields | self._ledger(self._active)
 
@@ -190,7 +199,7 @@ def _outputs(batch: Batch, drafting: Drafting) -> Fields:
     }
     if drafting.drafts is None:
         return outputs
-    next_drafts = [drafts + [PAD_TOKEN] * (batch.width - len(drafts)) for drafts in drafting.drafts]
+    next_drafts = [[*made.tokens, *[PAD_TOKEN] * (batch.width - len(made.tokens))] for made in drafting.drafts]
     return outputs | {
         "next_draft_tokens": next_drafts,
         "next_new_tokens": [[row.accepted[-1], *drafts] for row, drafts in zip(batch.rows, next_drafts, strict=True)],

@@ -63,6 +63,17 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """Drafts for the next step: a chain, or the nodes of a tree.
+
+    parents  of a tree: per token the one that it follows, -1 for the root; none of a chain
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
 class Turn:
     """What one step did for a request.
 
@@ -70,14 +81,14 @@ class Turn:
     emitted  tokens that it gave to the user
     granted  KV tokens granted before its forward
     rewound  KV tokens taken back after it (upstream: ``py_rewind_len``)
-    drafts   drafts that it made for the next step
+    drafts   what it drafted for the next step
     """
 
     cached: int
     emitted: int
     granted: int
     rewound: int
-    drafts: tuple[int, ...]
+    drafts: Drafts
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,6 @@ class History:
         return self.said[self.prompt_len :]
 
     @property
-    def drafts(self) -> tuple[int, ...]:
+    def drafts(self) -> Drafts:
         """What its last turn drafted."""
-        return self.turns[-1].drafts if self.turns else ()
+        return self.turns[-1].drafts if self.turns else Drafts()

@@ -109,6 +109,24 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             keeps_context=True,
             sparse=False,
         ),
+        WorkerTraits(
+            "Eagle3OneModelDynamicTreeWorker",
+            "Eagle3, a dynamic tree of drafts",
+            drafts_for_contexts=False,
+            min_draft_len=1,
+            fixed_draft_len=True,
+            tree=True,
+            sparse=False,
+        ),
+        WorkerTraits(
+            "MTPEagleDynamicTreeWorker",
+            "MTP-Eagle, a dynamic tree of drafts",
+            drafts_for_contexts=False,
+            min_draft_len=1,
+            fixed_draft_len=True,
+            tree=True,
+            sparse=False,
+        ),
     )
 }
 """Workers by class name. A worker is added to the suite by adding its traits here first."""

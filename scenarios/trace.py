@@ -83,8 +83,8 @@ FIELDS: Final[dict[str, str]] = {
     "max_gen_seq_len": "host int: longest query of a generation, 0 without generations",
     # Trees of drafts: prepared, entered, draft[i], restored, failed; rows that the masks speak of (generations of the
     # target, every row of a draft call from the second one on).
-    "spec_decoding_packed_mask": "device: per row and node the nodes of this forward that it sees, in order",
-    "spec_decoding_position_offsets": "device: per row the depth of each node",
+    "spec_decoding_packed_mask": "device: per row and node the nodes of this forward that it sees, itself last",
+    "spec_decoding_position_offsets": "device: per row and node how many nodes of this forward are above it",
     "spec_decoding_generation_lengths": "device int32: nodes per row",
     # A drafter with a context of its own (DFlash, DSpark).
     "ctx_len": "device int64, per generation of the batch: columns of its context; entered, restored, failed",
@@ -114,7 +114,7 @@ FIELDS: Final[dict[str, str]] = {
     "mtp_past_hidden_states": "request -> the target's hidden states (tracer digests) of these",
     "draft_context": "request -> [position, value] of each column of the drafter's own context (DFlash, DSpark)",
     "automaton": "request -> text that its suffix automaton holds (SA)",
-    "draft_tree": "request -> parent of each draft node of its last step, -1 for the root; [] without a tree",
+    "draft_tree": "request -> per draft node of its last step its parent, -1 for the root; [] without a tree",
     # failed.
     "exception": "class name of the exception",
     "message": "its text",

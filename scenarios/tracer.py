@@ -71,8 +71,9 @@ its path. A slot of the forward counts with the position that it holds, not with
 
 and likewise for draft rows with shift 1: ``term(x_v + 1, entry(x_v + 1, t_v))``. Per node the drafter offers
 ``dynamic_tree_max_topK`` candidates: the first is ``next`` or ``disagree(next)`` as in a chain, the candidate of rank
-``r >= 1`` is ``alternative(next, r)``, which differs from both. A node's score is that of its parent less
-``SCORE_STEP + r * SCORE_RANK``, from 0 at the root, so that the path of first candidates is always kept; of equal
+``r >= 1`` is ``alternative(next, r)``, which differs from both. A node's score is that of its parent, 0 at the root,
+less ``SCORE_STEP``; that of a candidate ``t`` of rank ``r >= 1`` is ``r * SCORE_RANK + t % SCORE_SPREAD`` less still.
+So the path of first candidates is always kept, and what else is kept differs from request to request; of equal
 scores the earlier made node is first.
 
 Sparse attention (DSA): an indexer with a cache of its own, target's and drafter's, selects what a row sees. A row
@@ -119,6 +120,8 @@ SCORE_STEP: Final = 1
 """By how much the score of a draft node is below its parent's."""
 SCORE_RANK: Final = 1024
 """By how much more for each rank behind the first candidate."""
+SCORE_SPREAD: Final = 512
+"""By how much less than this more, for any but the first candidate, depending on its token."""
 
 
 def entry(position: int, token: int) -> int:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttention
-from engines.portable.speculative.interface import DecodingConfig, SpeculativeDecodingMode
+from engines.portable.speculative.interface import DecodingConfig
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.tracer import (
     Rows,
     SparseTracer,
@@ -22,6 +23,7 @@ from engines.tracer import (
     choose,
     disagree,
     locate,
+    log_probabilities,
     one_hot,
     own_terms,
 )
@@ -101,6 +103,25 @@ class SteeredMTPHead(SteeredLogitsProcessor):
     ) -> Tensor:
         last_tokens = torch.cumsum(attn_metadata.seq_lens_cuda, dim=0) - 1
         return super().forward(hidden_states.index_select(0, last_tokens), lm_head, attn_metadata)
+
+
+class SteeredTreeLogitsProcessor(nn.Module):
+    """A draft head that offers ``topk`` candidates per node: the first is steered as a chain's draft at its depth."""
+
+    def __init__(self, steering: Steering, topk: int) -> None:
+        super().__init__()
+        self.steering = steering
+        self.topk = topk
+
+    def forward(
+        self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
+    ) -> Tensor:
+        tokens = lm_head(hidden_states)
+        batch_size = attn_metadata.num_seqs
+        agrees = self.steering.agree[:batch_size].unsqueeze(1) > self.steering.depth
+        agrees = agrees.expand(-1, len(tokens) // batch_size).flatten()
+        self.steering.depth += 1
+        return log_probabilities(tokens, torch.where(agrees, tokens, disagree(tokens)), self.topk)
 
 
 class MarkovHead(nn.Module):
@@ -241,10 +262,10 @@ class DraftModel(nn.Module):
 class Eagle3DraftModel(DraftModel):
     """Eagle3: ``apply_eagle3_fc``, ``model``, ``logits_processor``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.model = Eagle3Layers(tracer)
-        self.logits_processor = SteeredLogitsProcessor(steering, parallel=False)
+        self.logits_processor = head
 
     def apply_eagle3_fc(self, hidden_states: Tensor) -> Tensor:
         """Project what was captured of three layers, [rows, 3 * HIDDEN_SIZE], to one hidden row."""
@@ -255,10 +276,10 @@ class Eagle3DraftModel(DraftModel):
 class MTPEagleDraftModel(DraftModel):
     """MTP-Eagle: ``mtp_layers[0]`` with its ``shared_head``, and ``embed_tokens``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.embed_tokens = None
-        self.mtp_layers = nn.ModuleList([MTPEagleLayer(tracer, SteeredLogitsProcessor(steering, parallel=False))])
+        self.mtp_layers = nn.ModuleList([MTPEagleLayer(tracer, head)])
 
 
 class MTPDraftModel(DraftModel):
@@ -273,19 +294,19 @@ class MTPDraftModel(DraftModel):
 class DraftTargetDraftModel(DraftModel):
     """DraftTarget: ``model``, ``logits_processor``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.model = DraftTargetLayers(tracer)
-        self.logits_processor = SteeredLogitsProcessor(steering, parallel=False)
+        self.logits_processor = head
 
 
 class PARDDraftModel(DraftModel):
     """PARD: ``model``, ``logits_processor``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.model = PARDLayers(tracer)
-        self.logits_processor = SteeredLogitsProcessor(steering, parallel=True)
+        self.logits_processor = head
 
 
 class DFlashDraftModel(DraftModel):
@@ -294,9 +315,9 @@ class DFlashDraftModel(DraftModel):
     The row of a block predicts the token at its own position.
     """
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
-        self.logits_processor: nn.Module = SteeredLogitsProcessor(steering, parallel=True)
+        self.logits_processor = head
 
     def project_target_hidden(self, hidden_states: Tensor) -> Tensor:
         """Project what was captured of three layers, [rows, 3 * HIDDEN_SIZE], to each row's own term: [rows]."""
@@ -336,9 +357,8 @@ class DFlashDraftModel(DraftModel):
 class DSparkDraftModel(DFlashDraftModel):
     """DSpark: each row predicts the token after its own, and the head's choice is corrected by ``markov_head``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering) -> None:
-        super().__init__(tracer, steering)
-        self.logits_processor = LogitsProcessor()
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
+        super().__init__(tracer, steering, head)
         self.markov_head = MarkovHead(steering)
 
     def _predicting(self, digests: Tensor) -> Tensor:
@@ -360,8 +380,16 @@ def get_draft_model(spec_config: DecodingConfig, tracer: Tracer, steering: Steer
         SpeculativeDecodingMode.DFLASH: DFlashDraftModel,
         SpeculativeDecodingMode.DSPARK: DSparkDraftModel,
     }
-    model: DraftModel = models[mode](tracer, steering)
+    model: DraftModel = models[mode](tracer, steering, _draft_head(spec_config, steering))
     return model
+
+
+def _draft_head(spec_config: DecodingConfig, steering: Steering) -> nn.Module:
+    """The head that is steered; DSpark's is not, but what corrects it."""
+    mode = spec_config.spec_dec_mode
+    if spec_config.use_dynamic_tree:
+        return SteeredTreeLogitsProcessor(steering, spec_config.dynamic_tree_max_topK)
+    return LogitsProcessor() if mode.is_dspark() else SteeredLogitsProcessor(steering, mode.is_parallel_draft())
 
 
 class SpecDecOneEngineForCausalLM(nn.Module):

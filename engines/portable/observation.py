@@ -16,6 +16,7 @@ from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from engines.portable.spec_observation import spec_fields
+from engines.portable.tree_observation import TreeObserver
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
@@ -66,6 +67,7 @@ class Observer:
         slots = executor.spec_resource_manager
         self._context = ContextObserver(worker, slots) if isinstance(slots, SeqSlotManager) else None
         self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
+        self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()
         self._phase = Phase.EAGER
@@ -180,6 +182,8 @@ class Observer:
         )
         if self._context is not None:
             fields.update(self._context.content(requests.values()))
+        if self._tree is not None:
+            fields["draft_tree"] = self._tree.draft_trees(requests.values())
         self._add(UPDATED, fields, run=0)
 
     def failed(self, error: Exception) -> None:
@@ -189,7 +193,7 @@ class Observer:
             lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
             fields = self._metadata(self._attn_metadata, device=not lost)
             if not lost:
-                fields.update(self._context_lengths())
+                fields.update(self._context_lengths(), **self._tree_fields())
         fields.update(self._ledger(), exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
@@ -206,7 +210,7 @@ class Observer:
         self._add(ENTERED, {**self._forward_metadata(), **self._context_lengths()})
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
-        fields = {**self._metadata(self._attn_metadata), **self._context_lengths()}
+        fields = {**self._metadata(self._attn_metadata), **self._context_lengths(), **self._tree_fields()}
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -226,12 +230,17 @@ class Observer:
             fields.update(self._sparse.host_fields(attn))
             if not self._cuda_capture():
                 fields.update(self._sparse.device_fields(attn))
-        return fields
+        return fields | self._tree_fields()
 
     def _context_lengths(self) -> Fields:
         if self._context is None or self._cuda_capture():
             return {}
         return self._context.lengths(self._attn_metadata, self._spec_metadata)
+
+    def _tree_fields(self) -> Fields:
+        if self._tree is None or self._cuda_capture():
+            return {}
+        return self._tree.device_fields(self._attn_metadata)
 
     def _metadata(self, attn: Any, device: bool = True) -> Fields:
         n = attn.num_seqs

@@ -139,7 +139,9 @@ class PortableSession:
     def _generation(self, step: Step, index: int, row: Generation) -> LlmRequest | None:
         if row.request is not None:
             return self._requests.get(row.request)
-        drafts = dummy_drafts(row.past, step.draft_len, row.accept, self._config.index_topk)
+        # Without a tree of its own a dummy's drafts are placeholders.
+        draft_len = 0 if self._config.traits.tree else step.draft_len
+        drafts = dummy_drafts(row.past, draft_len, row.accept, self._config.index_topk)
         request = LlmRequest(_dummy_id(index), [DUMMY_TOKEN] * row.past, is_dummy=True, py_draft_tokens=drafts)
         request.generated.append(DUMMY_TOKEN)
         return request

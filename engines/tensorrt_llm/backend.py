@@ -117,7 +117,9 @@ def attention_metadata_class(base: Any) -> type:
                 self._mla_scheduler_buffers = query, kv
             return self._mla_scheduler_buffers
 
-        def update_spec_dec_param(self, is_spec_decoding_enabled: bool, spec_metadata: Any) -> None:
+        def update_spec_dec_param(
+            self, is_spec_decoding_enabled: bool, spec_metadata: Any, batch_size: int = 0, num_contexts: int = 0
+        ) -> None:
             """Tell the kernels how many rows each generation feeds; linear drafts, one mask for all requests."""
             self.is_spec_decoding_enabled = self.use_spec_decoding = is_spec_decoding_enabled
             rows, width = self.max_num_requests, spec_metadata.runtime_tokens_per_gen_step

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from reference.batch import Batch
 from reference.drafter import columns, rollout
-from reference.history import History
+from reference.history import Drafts, History
 from reference.workers.interface import DraftCall, Drafting, Fields, SpecWorker
 from scenarios.tracer import MASK_TOKEN
 
@@ -27,8 +27,8 @@ class DFlashWorker(SpecWorker):
 
     def draft(self, batch: Batch) -> Drafting:
         """One call, none without generations or drafts; what it drafts for a dummy is not specified."""
-        rollouts = [rollout(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.generations]
-        drafts = None if batch.is_startup else [*([] for _ in batch.contexts), *rollouts]
+        rollouts = [Drafts(rollout(row.text, row.end + 1, batch.draft_len, row.agree)) for row in batch.generations]
+        drafts = None if batch.is_startup else [*(Drafts() for _ in batch.contexts), *rollouts]
         if not batch.draft_len:
             return Drafting([], drafts, batch.kv_lens)
         kv_lens = [row.kv for row in batch.contexts] + [row.kv + len(row.accepted) for row in batch.generations]

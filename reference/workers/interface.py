@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from reference.batch import Batch
-from reference.history import History
+from reference.history import Drafts, History
 from scenarios.tracer import EMPTY
 
 Fields = dict[str, Any]
@@ -24,6 +24,7 @@ class DraftCall:
     num_ctx_per_req                         columns per generation of a context of its own, None without one
     updated                                 whether ``update_for_spec_dec`` has run before it
     takes_rank_counts                       whether it is given the token counts of the ranks
+    paths                                   of a tree: per row that its mask speaks of, which tokens each one sees
 
     What depends on what is kept for a dummy is None.
     """
@@ -39,6 +40,7 @@ class DraftCall:
     use_spec_decoding: bool = True
     hidden_states: list[int] | None = None
     takes_rank_counts: bool = False
+    paths: list[list[list[int]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -46,21 +48,26 @@ class Drafting:
     """What a worker does with a batch whose drafts are verified.
 
     calls    its calls of the draft model
-    drafts   per row the drafts made for its next step, none where the worker makes none; None for a batch of dummies
-             where they depend on what is kept for a request
+    drafts   per row what it drafts for its next step, nothing where the worker drafts nothing; None for a batch of
+             dummies where that depends on what is kept for a request
     kv_lens  ``kv_lens_cuda`` after it, unless it was among the saved fields
     """
 
     calls: list[DraftCall]
-    drafts: list[list[int]] | None
+    drafts: list[Drafts] | None
     kv_lens: list[int]
 
 
 class SpecWorker(ABC):
-    """One worker. ``saves_kv_lens``: in graph warm-up it saves ``kv_lens_cuda`` too, and so leaves it alone."""
+    """One worker.
+
+    saves_kv_lens     in graph warm-up it saves ``kv_lens_cuda`` too, and so leaves it alone
+    returns_kv_lens   it puts ``kv_lens_cuda`` back itself, whether its forward succeeds or fails
+    """
 
     name: ClassVar[str]
     saves_kv_lens: ClassVar[bool] = False
+    returns_kv_lens: ClassVar[bool] = False
 
     def saved_fields(self, phase: str) -> list[str]:
         """Names given to ``prepare_for_spec_dec`` in a forward of this phase."""

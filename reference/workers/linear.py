@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from reference.batch import Batch, Row
 from reference.drafter import Chain, chain, shifted_slots
-from reference.history import History
+from reference.history import Drafts, History
 from reference.workers.interface import DraftCall, Drafting, SpecWorker
 
 
@@ -25,7 +25,7 @@ class LinearWorker(SpecWorker):
         calls = [self._ingest(batch)]
         calls += [self._extend(batch, chains, i) for i in range(1, batch.draft_len)]
         kv_lens = [row.end + batch.draft_len for row in batch.rows]
-        return Drafting(calls, [made.drafts for made in chains], kv_lens)
+        return Drafting(calls, [Drafts(made.drafts) for made in chains], kv_lens)
 
     def _ingest(self, batch: Batch) -> DraftCall:
         return DraftCall(

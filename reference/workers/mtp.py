@@ -8,7 +8,7 @@ from typing import Any
 
 from reference.batch import Batch, Row
 from reference.drafter import Chain, chain
-from reference.history import History
+from reference.history import Drafts, History
 from reference.workers.interface import DraftCall, Drafting, SpecWorker
 from scenarios.tracer import EMPTY, entry
 
@@ -28,7 +28,7 @@ class MTPWorker(SpecWorker):
         chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.rows]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
-            drafts=None if batch.is_startup else [made.drafts for made in chains],
+            drafts=None if batch.is_startup else [Drafts(made.drafts) for made in chains],
             kv_lens=[row.end for row in batch.rows],
         )
 
@@ -55,12 +55,12 @@ class MTPWorker(SpecWorker):
 
 def last(history: History) -> tuple[int, int]:
     """Where the last Kmax cached tokens start and stop: as many as each of its turns drafts."""
-    return history.past - len(history.drafts), history.past
+    return history.past - len(history.drafts.tokens), history.past
 
 
 def span(row: Row, draft_len: int) -> range:
     """Positions that the layers look from: a whole prompt, or the last K that are cached after the step."""
-    return row.positions if row.is_context else range(row.end - draft_len, row.end)
+    return range(row.past if row.is_context else row.end - draft_len, row.end)
 
 
 def given(row: Row, made: Chain, positions: range, i: int) -> tuple[list[int], list[int]]:
@@ -73,10 +73,10 @@ def given(row: Row, made: Chain, positions: range, i: int) -> tuple[list[int], l
 def layers(history: History) -> list[list[int]]:
     """Slots of each layer: at n the token of n + 1 + i, of which the last ones are drafts of the last turn."""
     past, unwritten = history.past, skipped(history)
-    tokens = history.text.tokens(0, past + 1) + list(history.drafts)
+    tokens = history.text.tokens(0, past + 1) + list(history.drafts.tokens)
     return [
         [EMPTY if n in unwritten else entry(n, tokens[n + 1 + i]) for n in range(past)]
-        for i in range(len(history.drafts))
+        for i in range(len(history.drafts.tokens))
     ]
 
 
@@ -84,7 +84,7 @@ def skipped(history: History) -> set[int]:
     """Positions that no layer ever looks from: K rows leave out the first of K + 1 accepted tokens."""
     starts = accumulate((turn.cached for turn in history.turns), initial=0)
     turns = list(zip(starts, history.turns, strict=False))[1:]
-    return {start for start, turn in turns if turn.cached > len(turn.drafts)}
+    return {start for start, turn in turns if turn.cached > len(turn.drafts.tokens)}
 
 
 WORKER = MTPWorker()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.batch import Batch, Row
 from reference.drafter import rollout, unshifted_slots
-from reference.history import History
+from reference.history import Drafts, History
 from reference.workers.interface import DraftCall, Drafting, SpecWorker
 from scenarios.tracer import MASK_TOKEN
 
@@ -24,7 +24,7 @@ class PARDWorker(SpecWorker):
         """One call, which for a batch of contexts only fills the drafter's cache."""
         context_kv = [row.kv for row in batch.contexts]
         fed = [(row.tokens, row.positions) for row in batch.contexts]
-        fed += [(masked(row), range(row.past + 1, row.kv + 1)) for row in batch.generations]
+        fed += [(masked(row), list(range(row.past + 1, row.kv + 1))) for row in batch.generations]
         call = DraftCall(
             input_ids=[token for tokens, _ in fed for token in tokens],
             position_ids=[position for _, positions in fed for position in positions],
@@ -33,10 +33,10 @@ class PARDWorker(SpecWorker):
             num_contexts=batch.num_contexts,
             updated=True,
         )
-        drafts = [rollout(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.generations]
+        drafts = [Drafts(rollout(row.text, row.end + 1, batch.draft_len, row.agree)) for row in batch.generations]
         return Drafting(
             calls=[call],
-            drafts=[[] for _ in batch.contexts] + drafts,
+            drafts=[Drafts() for _ in batch.contexts] + drafts,
             kv_lens=context_kv + [row.kv + len(row.accepted) for row in batch.generations],
         )
 

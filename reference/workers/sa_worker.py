@@ -7,7 +7,7 @@ from typing import Any
 
 from reference.batch import Batch, Row
 from reference.drafter import rollout
-from reference.history import History
+from reference.history import Drafts, History
 from reference.workers.interface import Drafting, SpecWorker
 
 
@@ -25,7 +25,7 @@ class SAWorker(SpecWorker):
 
     def draft(self, batch: Batch) -> Drafting:
         """How the texts go on; that of a dummy is whatever its slot holds."""
-        drafts = None if batch.is_startup else [continuation(row, batch.draft_len) for row in batch.rows]
+        drafts = None if batch.is_startup else [Drafts(continuation(row, batch.draft_len)) for row in batch.rows]
         return Drafting([], drafts, batch.kv_lens)
 
     def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bugs_by_id_or_museum_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = ("TRT-01/PARDWorker", "TRT-01/MTPEagleWorker", "TRT-04/MTPEagleWorker", "TRT-04/MTPEagleWorker/late")
+    ids = ("TRT-01/PARDWorker", "TRT-01/MTPEagleWorker", "TRT-04/MTPEagleWorker")
     for id in list(BUGS):
         monkeypatch.delitem(BUGS, id)
     for id in ids:

@@ -227,7 +227,8 @@ def test_whatever_is_drawn_shrinks_to_the_least(scenario: Scenario) -> None:
     small = shrink(scenario, lambda candidate: True)
     assert size(small) <= size(scenario)
     assert len(small.steps) == len(small.steps[0].rows) == 1
-    assert small.config == Config(worker=scenario.config.worker, max_draft_len=1)
+    tree = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 1} if scenario.config.traits.tree else {}
+    assert small.config == Config(worker=scenario.config.worker, max_draft_len=1, **tree)
     assert time.monotonic() - began < 5
 
 

@@ -8,10 +8,18 @@ from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Ph
 
 EAGLE, PARD, DRAFT_TARGET = "Eagle3OneModelWorker", "PARDWorker", "DraftTargetOneModelWorker"
 MTP, SA, DFLASH = "MTPWorker", "SAWorker", "DFlashWorker"
+EAGLE_TREE, MTP_TREE = "Eagle3OneModelDynamicTreeWorker", "MTPEagleDynamicTreeWorker"
 
 
 def _config(worker: str) -> Config:
-    return Config(worker=worker, max_draft_len=3, num_blocks=40)
+    tree = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 7} if WORKERS[worker].tree else {}
+    return Config(worker=worker, max_draft_len=3, num_blocks=40, **tree)
+
+
+def _dummy(worker: str, past: int, accept: int = 1) -> Generation:
+    """A dummy generation with a history as long as it must be; one that drafts trees has none to accept."""
+    past = max(past, _config(worker).least_history)
+    return Generation(request=None, past=past, accept=1 if WORKERS[worker].tree else accept)
 
 
 def _agree(worker: str, count: int) -> int:
@@ -73,12 +81,12 @@ def started_up(worker: str) -> Scenario:
                     phase=Phase.WARMUP,
                     draft_len=3,
                     contexts=(Context(request=None, chunk=9),),
-                    generations=(Generation(request=None, past=max(2, config.least_history), accept=3),),
+                    generations=(_dummy(worker, 2, 3),),
                 ),
                 Step(
                     phase=Phase.CAPTURE,
                     draft_len=3,
-                    generations=(Generation(request=None, past=3, accept=4), Generation(request=None, past=5)),
+                    generations=(_dummy(worker, 3, 4), _dummy(worker, 5)),
                 ),
                 Step(
                     draft_len=3,
@@ -113,7 +121,7 @@ def failing(worker: str) -> Scenario:
                     phase=Phase.WARMUP,
                     draft_len=3,
                     contexts=(Context(request=None, chunk=9),),
-                    generations=(Generation(request=None, past=max(2, config.least_history), accept=3),),
+                    generations=(_dummy(worker, 2, 3),),
                     fault=fault,
                 ),
                 Step(draft_len=3, contexts=(Context(request=0, chunk=5, agree=_agree(worker, 3)),)),

@@ -7,7 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scenarios import Scenario, Trace
-from tests.invariants.cases import DFLASH, DRAFT_TARGET, EAGLE, MTP, PARD, SA, failing, served, sparse, started_up
+from tests.invariants.cases import (
+    DFLASH,
+    DRAFT_TARGET,
+    EAGLE,
+    EAGLE_TREE,
+    MTP,
+    MTP_TREE,
+    PARD,
+    SA,
+    failing,
+    served,
+    sparse,
+    started_up,
+)
 from tests.invariants.synthetic import edit, edit_step
 
 
@@ -97,6 +110,10 @@ LAYERED, LAYERED_STARTED, LAYERED_FAILING = served(MTP), started_up(MTP), failin
 TEXTUAL, TEXTUAL_FAILING = served(SA), failing(SA)
 SPARSE, SPARSE_PARALLEL, SPARSE_STARTED = sparse(MIXED), sparse(PARALLEL), sparse(STARTED)
 OWN, OWN_STARTED, OWN_FAILING = served(DFLASH), started_up(DFLASH), failing(DFLASH)
+TREE, TREE_STARTED, TREE_FAILING = served(EAGLE_TREE), started_up(EAGLE_TREE), failing(EAGLE_TREE)
+MTP_TREE_SERVED, MTP_TREE_FAILING = served(MTP_TREE), failing(MTP_TREE)
+MASK, OFFSETS = "spec_decoding_packed_mask", "spec_decoding_position_offsets"
+LENGTHS = "spec_decoding_generation_lengths"
 GRAPH_RUN = 2
 """The run of the capture itself: two warm-up runs come before."""
 
@@ -255,7 +272,79 @@ _DRAFT_CONTEXT = [
     _at("draft-context-equals-cache", OWN, 6, "updated", "draft_context", lambda c: {**c, 2: [[1, c[2][0][1]]]}),
 ]
 
+_TREES = [
+    # Step 2 verifies no tree for request 1 and one of depth 3 for request 0.
+    _set("tree-widths-share-one-stride", TREE, 2, "draft[1]", LENGTHS, [4, 4]),
+    _at("tree-widths-share-one-stride", TREE, 2, "draft[0]", MASK, lambda masks: [mask[:3] for mask in masks]),
+    _at("tree-widths-share-one-stride", TREE, 2, "prepared", OFFSETS, lambda rows: [*rows[:1], rows[1][:4]]),
+    _at("tree-widths-share-one-stride", TREE, 2, "draft[2]", LENGTHS, lambda lengths: lengths[:1]),
+    _set("tree-widths-share-one-stride", TREE_FAILING, 0, "failed", LENGTHS, [4]),
+    _at("tree-masks-put-back", TREE, 2, "restored", MASK, lambda masks: [masks[0]] * 2),
+    _at("tree-masks-put-back", TREE, 2, "restored", OFFSETS, _swap),
+    _set("tree-masks-put-back", TREE_STARTED, 1, "entered", LENGTHS, [4, 4], GRAPH_RUN),
+    _set("tree-masks-put-back", TREE_FAILING, 2, "failed", LENGTHS, [2]),
+    # A node that sees its sibling; one that does not see the root; an offset that counts no ancestors.
+    _at("tree-mask-is-ancestry", TREE, 2, "prepared", MASK, lambda masks: [masks[0], _put(2, [0, 1, 2])(masks[1])]),
+    _at("tree-mask-is-ancestry", TREE, 2, "prepared", MASK, lambda masks: [masks[0], _put(4, [1, 4])(masks[1])]),
+    _at("tree-mask-is-ancestry", TREE, 2, "entered", MASK, lambda masks: [masks[0], _put(4, [])(masks[1])]),
+    _at("tree-mask-is-ancestry", TREE, 2, "draft[2]", MASK, lambda masks: [_put(2, [0, 1, 2])(masks[0]), masks[1]]),
+    _at("tree-mask-is-ancestry", TREE, 2, "draft[2]", OFFSETS, lambda rows: [_put(2, 2)(rows[0]), rows[1]]),
+    _at("tree-mask-is-ancestry", TREE, 2, "draft[0]", MASK, lambda masks: [_put(1, [0, 1, 2])(masks[0]), masks[1]]),
+    _at("verified-tree-is-the-drafted-one", TREE, 1, "prepared", MASK, lambda masks: [_put(2, [0, 1, 2])(masks[0])]),
+    _at("verified-tree-is-the-drafted-one", TREE, 2, "prepared", MASK, _swap),
+    _at("verified-tree-is-the-drafted-one", TREE, 3, "prepared", MASK, _swap),
+    _at("verified-tree-is-the-drafted-one", TREE_STARTED, 1, "prepared", MASK, lambda masks: [
+        _put(2, [0, 1, 2])(masks[0]), masks[1]
+    ]),
+    _at("draft-tree-well-formed", TREE, 2, "updated", "draft_tree", _put(0, [-1, -1, 0, 1, 2, 2])),
+    _at("draft-tree-well-formed", TREE, 2, "updated", "draft_tree", _put(0, [-1] * 7)),
+    _at("draft-tree-well-formed", TREE, 2, "updated", "draft_tree", _put(0, [-1, 2, 0, 1, 2, 2, 3])),
+    _at("draft-tree-well-formed", TREE, 2, "updated", "draft_tree", _put(1, [])),
+    _at("draft-tree-well-formed", TREE, 1, "updated", "draft_tree", _put(1, [-1, -1, 0, 1, 2, 2, 3])),
+    _at("layers-grow-the-tree", TREE, 2, "draft[0]", MASK, lambda masks: [masks[0], _put(2, [0, 2])(masks[1])]),
+    _at("layers-grow-the-tree", TREE, 2, "draft[1]", MASK, lambda masks: [masks[0], _put(1, [0, 1])(masks[1])]),
+    _at("layers-grow-the-tree", TREE, 2, "draft[2]", MASK, lambda masks: [masks[0], _put(3, [3])(masks[1])]),
+    _at("layers-grow-the-tree", TREE, 2, "draft[2]", MASK, lambda masks: [masks[0], _put(1, [0, 1])(masks[1])]),
+    _at("trees-equal-reference", TREE, 2, "draft[2]", MASK, _swap),
+    _at("trees-equal-reference", TREE, 2, "updated", "draft_tree", lambda trees: {0: trees[1], 1: trees[0]}),
+    _at("kv-lens-balanced", TREE, 2, "draft[0]", "kv_lens_cuda", _bump(0, by=4)),
+    # Upstream's MTP-Eagle gives a generation one layer less, so that the nodes overwrite accepted tokens.
+    _at("kv-lens-balanced", MTP_TREE_SERVED, 1, "draft[1]", "kv_lens_cuda", _bump(1, by=-2)),
+    Mutation(
+        "draft-position-is-kv-minus-one",
+        MTP_TREE_SERVED,
+        lambda trace: edit(trace, 1, "draft[2]", "kv_lens_cuda", _bump(1, by=-2)),
+        1,
+        "draft[2]",
+        "position_ids",
+    ),
+    _at("draft-position-is-kv-minus-one", TREE, 2, "prepared", "position_ids", _bump(12)),
+    _at("kv-lens-balanced", TREE, 2, "restored", "kv_lens_cuda", _bump(0)),
+    _at("kv-lens-balanced", TREE, 2, "restored", "kv_lens_cuda", lambda kv: [length - 2 for length in kv]),
+    _at("kv-lens-balanced", TREE, 2, "restored", "kv_lens_cuda", _bump(1, by=-2)),
+    _at("kv-lens-balanced", TREE_FAILING, 0, "failed", "kv_lens_cuda", _bump(1)),
+    _set("kv-lens-equals-reference", MTP_TREE_FAILING, 0, "failed", "kv_lens_cuda", [9, 6]),
+    _set("kv-lens-equals-reference", TREE, 1, "restored", "kv_lens_cuda", [7, 13]),
+    _at("drafts-carried-over", TREE, 3, "prepared", "draft_tokens", _bump(6)),
+    _set("speculation-flag-equals-reference", TREE, 0, "draft[0]", "use_spec_decoding", True),
+    _at("batch-equals-requests-alone", TREE, 2, "updated", "draft_tree", lambda trees: {0: trees[1], 1: trees[0]}),
+]  # fmt: skip
+
 _ACCEPTANCE = [
+    # The first draft of another branch; one token less than the drafts that follow each other; one more.
+    _at(
+        "accepted-drafts-lie-on-a-path",
+        TREE,
+        2,
+        "verified",
+        "accepted_tokens",
+        lambda rows: [rows[0], [3, *rows[1][1:]]],
+    ),
+    _at("accepted-drafts-lie-on-a-path", TREE, 2, "verified", "accepted_tokens", lambda rows: [rows[0], rows[1][:3]]),
+    _at(
+        "accepted-drafts-lie-on-a-path", MIXED, 2, "verified", "accepted_tokens", lambda rows: [[*rows[0], 3], rows[1]]
+    ),
+    _at("accepted-drafts-lie-on-a-path", PARALLEL, 2, "verified", "accepted_tokens", lambda r: [r[0], r[1][1:]]),
     _set("acceptance-in-range", MIXED, 2, "verified", "num_accepted_tokens", [3, 5]),
     _set("acceptance-in-range", MIXED, 1, "restored", "new_tokens_lens", [2, 4]),
     _set("acceptance-in-range", MIXED, 1, "restored", "new_tokens_lens", [1, 0]),
@@ -305,6 +394,9 @@ _KV_CACHE = [
     _at("tables-name-owned-pages", STARTED, 0, "prepared", "kv_cache_block_offsets", _put(1, [0, 5, 6])),
     # A request in the middle of its life whose pages were moved, in a step that gets no further.
     _at("tables-name-owned-pages", FAILING, 2, "prepared", "kv_cache_block_offsets", lambda t: [t[0], t[1][::-1]]),
+    # The accepted path of a tree left where its nodes lay, and tokens at positions of others.
+    _at("target-cache-holds-the-text", TREE, 2, "updated", "target_kv", lambda kv: {**kv, 0: [*kv[0][:-1], kv[0][-2]]}),
+    _at("target-cache-holds-the-text", MIXED, 2, "updated", "target_kv", lambda kv: {0: kv[1], 1: kv[0]}),
     _at("kv-ledger-equals-reference", MIXED, 2, "updated", "kv_tokens", _bump(1)),
     _at("kv-ledger-equals-reference", FAILING, 0, "failed", "free_blocks", lambda n: n - 1),
     _at("kv-content-equals-reference", MIXED, 2, "updated", "draft_kv", _put(0, [0])),
@@ -363,6 +455,7 @@ MUTATIONS = [
     *_ROWS,
     *_SPARSE,
     *_DRAFT_CONTEXT,
+    *_TREES,
     *_ACCEPTANCE,
     *_KV_CACHE,
     *_HISTORY,

@@ -131,8 +131,9 @@ def _dress_step(
             fields["kv_blocks"] = blocks
         if name == "failed":
             assert kv_after is not None
-            fields |= {
+            fields = {
                 "kv_lens_cuda": kv_after["kv_lens_cuda"],
+                **fields,
                 "exception": "InjectedOutOfMemory",
                 "message": "out of memory",
             }

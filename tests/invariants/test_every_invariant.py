@@ -12,13 +12,26 @@ import pytest
 import reference
 from invariants import Predicate, Verdict, all_invariants, verify
 from scenarios import FIELDS, WORKERS, Scenario, Trace
-from tests.invariants.cases import DFLASH, EAGLE, MTP, PARD, SA, failing, served, sparse, started_up
+from tests.invariants.cases import (
+    DFLASH,
+    EAGLE,
+    EAGLE_TREE,
+    MTP,
+    MTP_TREE,
+    PARD,
+    SA,
+    failing,
+    served,
+    sparse,
+    started_up,
+)
 from tests.invariants.mutations import MUTATIONS, Mutation
 from tests.invariants.synthetic import dressed, edit, edit_step
 
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
-FEW = [make(worker) for worker in (EAGLE, PARD, DFLASH) for make in (served, started_up, failing)] + SPARSE
+WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
+FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
 FEW += [served(MTP), served(SA)]
 
 
@@ -101,10 +114,12 @@ def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
     assert verdict.violations == ()
 
 
-def test_a_step_that_fails_before_it_is_prepared_is_judged_by_its_ledger() -> None:
-    scenario = failing(EAGLE)
+@pytest.mark.parametrize("worker", [EAGLE, MTP_TREE])
+def test_a_step_that_fails_before_it_is_prepared_is_judged_by_its_ledger(worker: str) -> None:
+    scenario = failing(worker)
     trace = dressed(scenario)
     for step in (0, 2):
+        trace = edit(trace, step, "failed", "kv_lens_cuda", lambda _: [])
         trace = edit_step(trace, step, substeps=trace.steps[step].substeps[-1:])
     verdict = verify(scenario, lambda s: trace if s == scenario else dressed(s))
     assert verdict.violations == ()
@@ -125,6 +140,14 @@ def test_a_failure_before_the_one_move_of_the_lengths_leaves_them_alone(worker: 
     scenario = failing(worker)
     prepared = dressed(scenario).steps[0].substeps[0]
     trace = edit(dressed(scenario), 0, "failed", "kv_lens_cuda", lambda _: prepared["kv_lens_cuda"])
+    assert verify(scenario, lambda _: trace, relations=False).violations == ()
+
+
+@pytest.mark.parametrize("kv", [[9, 10], [9, 5], [9, 3], [11, 5], [11, 7]])
+def test_a_failure_in_a_tree_leaves_the_lengths_of_any_layer(kv: list[int]) -> None:
+    """Of [9, 10]; one token is accepted, so a generation goes on from 3 in layers of 2, and before its context."""
+    scenario = failing(EAGLE_TREE)
+    trace = edit(dressed(scenario), 0, "failed", "kv_lens_cuda", lambda _: kv)
     assert verify(scenario, lambda _: trace, relations=False).violations == ()
 
 

@@ -13,13 +13,26 @@ from engines.base import run
 from invariants import Tally, verify
 from invariants.testing import assert_restored
 from scenarios import Scenario
-from tests.invariants.cases import DFLASH, EAGLE, MTP, PARD, SA, failing, served, sparse, started_up
+from tests.invariants.cases import (
+    DFLASH,
+    EAGLE,
+    EAGLE_TREE,
+    MTP,
+    MTP_TREE,
+    PARD,
+    SA,
+    failing,
+    served,
+    sparse,
+    started_up,
+)
 
 pytest.importorskip("torch", reason="the portable engine needs torch")
 
 from engines.portable import PortableEngine
 
-DENSE = [make(worker) for worker in (EAGLE, PARD, MTP, SA, DFLASH) for make in (served, started_up, failing)]
+WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
+DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
 CASES = [*DENSE, *(sparse(scenario) for scenario in DENSE[:2])]
 ENGINE = PortableEngine()
 

@@ -21,12 +21,20 @@ from scenarios import (
 )
 
 K: Final = 3
-DUMMY: Final = Generation(request=None, past=3, accept=4)
+TREE: Final = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 7}
 
 
 def _scenario(worker: str, *steps: Step, prompts: tuple[int, ...] = (), **config: Any) -> Scenario:
     requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(prompts))
-    return check(Scenario(config=Config(worker=worker, max_draft_len=K, **config), requests=requests, steps=steps))
+    tree = TREE if WORKERS[worker].tree else {}
+    return check(
+        Scenario(config=Config(worker=worker, max_draft_len=K, **tree | config), requests=requests, steps=steps)
+    )
+
+
+def _dummy(worker: str) -> Generation:
+    """A generation of which all drafts are accepted, where a dummy has any."""
+    return Generation(request=None, past=3, accept=1 if WORKERS[worker].tree else 1 + K)
 
 
 def _fills(worker: str, request: int, chunk: int, agree: int = 0) -> Context:
@@ -47,7 +55,7 @@ def out_of_memory(worker: str) -> Scenario:
     dummies = (Context(request=None, chunk=5),)
     return _scenario(
         worker,
-        Step(phase=Phase.WARMUP, draft_len=K, contexts=dummies, generations=(DUMMY,), fault=fault),
+        Step(phase=Phase.WARMUP, draft_len=K, contexts=dummies, generations=(_dummy(worker),), fault=fault),
         Step(draft_len=K, contexts=(_fills(worker, 0, _short(worker)),)),
         prompts=(_short(worker),),
     )
@@ -77,18 +85,18 @@ def left_out(worker: str) -> Scenario:
 
 def warm_up(worker: str) -> Scenario:
     """A general warm-up of one generation."""
-    return _scenario(worker, Step(phase=Phase.WARMUP, draft_len=K, generations=(DUMMY,)))
+    return _scenario(worker, Step(phase=Phase.WARMUP, draft_len=K, generations=(_dummy(worker),)))
 
 
 def capture(worker: str) -> Scenario:
     """A graph is warmed up twice and captured."""
-    return _scenario(worker, Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)), tokens_per_block=1)
+    return _scenario(worker, Step(phase=Phase.CAPTURE, draft_len=K, generations=(_dummy(worker),)), tokens_per_block=1)
 
 
 def capture_fails(worker: str) -> Scenario:
     """A graph cannot be captured."""
     fault = Fault(site="target_model.forward", occurrence=1, kind=FaultKind.OOM)
-    return _scenario(worker, Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,), fault=fault))
+    return _scenario(worker, Step(phase=Phase.CAPTURE, draft_len=K, generations=(_dummy(worker),), fault=fault))
 
 
 def prompt(worker: str) -> Scenario:
@@ -146,7 +154,7 @@ def replayed(worker: str) -> Scenario:
     again = Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=0, agree=K),))
     return _scenario(
         worker,
-        Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)),
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(_dummy(worker),)),
         Step(draft_len=K, contexts=(_fills(worker, 0, 9, K),)),
         again,
         again,
@@ -154,13 +162,15 @@ def replayed(worker: str) -> Scenario:
     )
 
 
-def replayed_by_another(worker: str) -> Scenario:
-    """A graph is captured and replayed for the second of two requests."""
+def replayed_for_another(worker: str) -> Scenario:
+    """A graph is captured, and replayed for the second of two requests."""
+    again = Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=1, agree=K),))
     return _scenario(
         worker,
-        Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)),
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(_dummy(worker),)),
         Step(draft_len=K, contexts=(_fills(worker, 0, 5), _fills(worker, 1, 9))),
-        Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=1),)),
+        again,
+        again,
         prompts=(5, 9),
     )
 
@@ -181,7 +191,7 @@ def two_graphs(worker: str) -> Scenario:
     return _scenario(
         worker,
         Step(phase=Phase.CAPTURE, draft_len=0, generations=(Generation(request=None),)),
-        Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)),
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(_dummy(worker),)),
         Step(draft_len=K, contexts=(_fills(worker, 0, 5, K),)),
         Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=0),)),
         prompts=(5,),
@@ -249,6 +259,48 @@ def finishing(worker: str) -> Scenario:
     )
 
 
+def _trees(worker: str, **config: Any) -> Scenario:
+    """As ``mixed``, and one step more: both verify trees of their own, in another order."""
+    each = Generation(request=0, agree=K), Generation(request=1, agree=2)
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
+        Step(draft_len=K, contexts=(_fills(worker, 1, 2),), generations=each[:1]),
+        Step(draft_len=K, generations=each),
+        Step(draft_len=K, generations=each[::-1]),
+        Step(draft_len=K, generations=each),
+        prompts=(5, 2),
+        **config,
+    )
+
+
+def trees(worker: str) -> Scenario:
+    """Two requests with trees of eight rows."""
+    return _trees(worker)
+
+
+def wide_trees(worker: str) -> Scenario:
+    """Trees of fewer rows than their drafter feeds."""
+    return _trees(worker, dynamic_tree_max_topK=4, max_total_draft_tokens=6)
+
+
+def large_trees(worker: str) -> Scenario:
+    """Trees of 33 rows: two words of the mask."""
+    return _trees(worker, dynamic_tree_max_topK=4, max_total_draft_tokens=32)
+
+
+def slot_changes_hands(worker: str) -> Scenario:
+    """A request with a tree ends, and the next one takes its place."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
+        Step(draft_len=K, generations=(Generation(request=0, agree=K),), finish=(0,)),
+        Step(draft_len=K, contexts=(_fills(worker, 1, 2),)),
+        Step(draft_len=K, generations=(Generation(request=1),)),
+        prompts=(5, 2),
+    )
+
+
 SPARSE: Final = {"attention_backend": "DSA", "index_topk": 64}
 
 
@@ -290,7 +342,7 @@ def sparse_graph(worker: str) -> Scenario:
     """A graph is captured and replayed on a sparse backend."""
     return _scenario(
         worker,
-        Step(phase=Phase.CAPTURE, draft_len=K, generations=(DUMMY,)),
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(_dummy(worker),)),
         Step(draft_len=K, contexts=(_fills(worker, 0, 5, K),)),
         Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=0, agree=K),)),
         prompts=(5,),
@@ -305,8 +357,10 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "SGL-06/history": mixed,
     "SGL-06/text": mixed,
     "SGL-06/verified-id": mixed,
+    "SGL-06/trees": trees,
     "SGL-10": replayed,
     "TRT-01": out_of_memory,
+    "TRT-01/masks": out_of_memory,
     "TRT-01/override": out_of_memory,
     "TRT-01/restore-only": out_of_memory,
     "TRT-01/rewind-only": out_of_memory,
@@ -316,9 +370,12 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-03": prompt,
     "TRT-04": capture,
     "TRT-06": prompt,
+    "TRT-06/kv-lens": generate,
+    "TRT-06/masks": generate,
     "TRT-06/request-types": prompt,
     "TRT-09": replayed,
     "TRT-09/sparse": sparse_graph,
+    "TRT-10": slot_changes_hands,
     "TRT-12": sparse_batch,
     "TRT-13": sparse_beyond_the_table,
     "TRT-13/unclamped": sparse_beyond_the_table,
@@ -332,10 +389,14 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-26": generate,
     "TRT-26/history": generate,
     "TRT-27": mixed,
+    "TRT-29": wide_trees,
+    "TRT-29/hidden-states": wide_trees,
     "TRT-32": prompt,
     "TRT-33": prompt,
     "TRT-35": finishing,
     "TRT-36": generate,
+    "TRT-37": generate,
+    "TRT-37/twice": generate,
     "TRT-39": generate,
     "TRT-40": capture_fails,
     "TRT-41": prompt,
@@ -343,6 +404,9 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-45": one_page_each,
     "TRT-56": generate,
     "TRT-56/left-out": left_out,
+    "TRT-50": large_trees,
+    "TRT-50/mask-stride": wide_trees,
+    "TRT-50/offset-stride": wide_trees,
     "TRT-63": sparse_batch,
     "TRT-63/skipped": sparse_batch,
     "TRT-70": no_drafts_between,
@@ -351,10 +415,13 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-77": generate,
     "TRT-77/worker": generate,
     "TRT-85": replayed,
-    "TRT-85/slots": replayed_by_another,
+    "TRT-85/slots": replayed_for_another,
     "TRT-88": replayed,
     "TRT-93": prompt,
     "TRT-94": chunked,
+    "TRT-95": trees,
+    "TRT-95/shifted": trees,
+    "TRT-98": generate,
     "VLL-02": generate,
     "VLL-02/inputs": generate,
     "VLL-11": replayed,
@@ -367,6 +434,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "VLL-23": generate,
     "VLL-23/positions": generate,
     "VLL-23/text": generate,
+    "VLL-23/placeholders": generate,
 }
 
 

@@ -8,22 +8,26 @@ from hypothesis import strategies as st
 
 from reference import trace
 from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, StepTrace, Substep, check
+from scenarios.schedule import most_nodes
 
 EAGLE3, MTP_EAGLE, DRAFT_TARGET = LINEAR = [
-    "Eagle3OneModelWorker",
-    "MTPEagleWorker",
-    "DraftTargetOneModelWorker",
+    name
+    for name, of in WORKERS.items()
+    if of.draft_model and not (of.parallel or of.feeds_history or of.keeps_context or of.tree)
 ]
 PARD, MTP, SA = "PARDWorker", "MTPWorker", "SAWorker"
-DFLASH, DSPARK = CONTEXT = ["DFlashWorker", "DSparkWorker"]
+DFLASH, DSPARK = CONTEXT = [name for name, of in WORKERS.items() if of.keeps_context]
+EAGLE3_TREE, MTP_EAGLE_TREE = TREES = [name for name, of in WORKERS.items() if of.tree]
 ALL = sorted(WORKERS)
 SPARSE = [worker for worker in ALL if WORKERS[worker].sparse]
 """Workers that run on a sparse backend."""
 
 
 def configuration(worker: str, max_draft_len: int, index_topk: int = 0, **sizes: int) -> Config:
-    """A sparse one where ``index_topk`` is given."""
+    """A sparse one where ``index_topk`` is given; two candidates per node and two nodes per layer of a tree."""
     backend = "DSA" if index_topk else "TRTLLM"
+    if WORKERS[worker].tree:
+        sizes = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 2 * max_draft_len} | sizes
     return Config(worker=worker, max_draft_len=max_draft_len, attention_backend=backend, index_topk=index_topk, **sizes)
 
 
@@ -46,7 +50,7 @@ def serve(
     """One eager step with contexts of these prompts and generations of these cached and accepted lengths."""
     config = configuration(worker, max_draft_len or draft_len, index_topk, **sizes)
     first_draft_len = max(draft_len, config.min_draft_len)
-    # Where a context gets no drafts, its generation takes one more step to have some.
+    # Where a context gets no drafts, its generations take one more step to have some.
     ahead = 0 if config.traits.drafts_for_contexts else 1
     ids = range(len(contexts), len(contexts) + len(past))
     requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(contexts))
@@ -88,7 +92,8 @@ def scenarios(
     traits = WORKERS[draw(st.sampled_from([name for name in workers if WORKERS[name].sparse or not index_topk]))]
     longest = draw(st.integers(1, 4))
     topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None and traits.sparse else index_topk or 0
-    config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)))
+    sizes = draw(_tree_sizes(longest)) if traits.tree else {}
+    config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)), **sizes)
     prompt_lens = st.integers(max(1, config.least_history), 7)
     requests = [Request(id=i, prompt_len=draw(prompt_lens)) for i in range(draw(st.integers(1, 3)))]
     left = {request.id: request.prompt_len for request in requests}
@@ -116,6 +121,13 @@ def scenarios(
 
 
 @st.composite
+def _tree_sizes(draw: st.DrawFn, depth: int) -> dict[str, int]:
+    topk = draw(st.integers(2, 3))
+    nodes = draw(st.integers(depth, most_nodes(depth, topk)))
+    return {"dynamic_tree_max_topK": topk, "max_total_draft_tokens": nodes, "num_blocks": 128}
+
+
+@st.composite
 def _startup(draw: st.DrawFn, config: Config) -> Step:
     k = draw(st.integers(config.min_draft_len, config.max_draft_len))
     phase = draw(st.sampled_from([Phase.WARMUP, Phase.CAPTURE]))
@@ -125,7 +137,7 @@ def _startup(draw: st.DrawFn, config: Config) -> Step:
         request=st.none(),
         agree=st.integers(0, k),
         past=st.integers(config.least_history, 6),
-        accept=st.integers(1, k + 1),
+        accept=st.just(1) if config.traits.tree else st.integers(1, k + 1),
     )
     generations = draw(st.lists(dummy, min_size=0 if chunks else 1, max_size=2))
     contexts = tuple(Context(request=None, chunk=chunk) for chunk in chunks)

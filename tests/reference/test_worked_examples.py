@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from reference import trace
-from reference.acceptance import accepted
+from reference.acceptance import agreed
 from reference.attention_metadata import metadata
 from reference.batch import Row
 from reference.history import Text
@@ -26,6 +26,7 @@ from tests.reference.cases import (
     MTP,
     MTP_EAGLE,
     PARD,
+    TREES,
     at,
     last_step,
     serve,
@@ -212,16 +213,16 @@ def test_a_dummy_of_graph_capture() -> None:
     assert prepared["request_ids"] == [None]
 
 
-def test_acceptance_stops_at_the_first_difference() -> None:
-    assert accepted([7, 8, 9], [7, 8, 5, 6]) == [7, 8, 5]
-    assert accepted([7, 8, 5], [7, 8, 5, 6]) == [7, 8, 5, 6]
-    assert accepted([1, 8, 5], [7, 8, 5, 6]) == [7]
-    assert accepted([], [7]) == [7]
+@pytest.mark.parametrize(
+    ("drafts", "nodes"), [([7, 8, 9], [0, 1, 2]), ([7, 8, 5], [0, 1, 2, 3]), ([1, 8, 5], [0]), ([], [0])]
+)
+def test_acceptance_stops_at_the_first_difference(drafts: list[int], nodes: list[int]) -> None:
+    assert agreed([4, *drafts], [-1, 0, 1, 2], [7, 8, 5, 6]) == nodes
 
 
 def test_a_shifted_context_ends_with_the_token_after_it() -> None:
-    chunk = Row(0, True, Text([11, 12, 13, 14]), 4, 0, [11, 12, 13], 0, 0)
-    tail = Row(1, True, Text([20, 21, 22, 23]), 4, 1, [21, 22], 0, 0)
+    chunk = Row(0, True, Text([11, 12, 13, 14]), 4, 0, [11, 12, 13], [-1, 0, 1], 0, 0)
+    tail = Row(1, True, Text([20, 21, 22, 23]), 4, 1, [21, 22], [-1, 0], 0, 0)
     assert shifted(chunk) + shifted(tail) == [12, 13, 14, 22, 23]
 
 
@@ -308,9 +309,9 @@ def test_pard_never_sees_the_first_generated_token() -> None:
 @pytest.mark.parametrize("worker", ALL)
 def test_hidden_states_are_fed_to_the_eagle_family_and_mtp_only(worker: str) -> None:
     calls = list(serve(worker).named("draft"))
-    fed = worker in (EAGLE3, MTP_EAGLE, MTP)
+    fed = worker in (EAGLE3, MTP_EAGLE, MTP, *TREES)
     assert all(("hidden_states" in call) == fed for call in calls)
     assert all(len(call["hidden_states"]) == len(call["input_ids"]) for call in calls if fed)
     # The layers of vanilla MTP are not told how many tokens other ranks have.
-    told = worker in (EAGLE3, MTP_EAGLE)
+    told = worker in (EAGLE3, MTP_EAGLE, *TREES)
     assert all(("draft_all_rank_num_tokens" in call) == told for call in calls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ class PyTorchModelEngine:
             device=device,
             kv_cache_manager=kv_cache_manager,
             max_total_draft_tokens=spec_config.max_total_draft_tokens,
+            spec_tree_width=spec_config.spec_tree_width,
         )
         self.input_ids_cuda = self._buffer(max_num_tokens)
         self.position_ids_cuda = self._buffer(max_num_tokens)
@@ -87,7 +88,9 @@ class PyTorchModelEngine:
         spec_metadata.runtime_draft_len = runtime_draft_len
         width = self.spec_config.get_runtime_tokens_per_gen_step(runtime_draft_len)
         spec_metadata.runtime_tokens_per_gen_step = width
-        attn_metadata.update_spec_dec_param(True, spec_metadata)
+        attn_metadata.update_spec_dec_param(
+            True, spec_metadata, len(scheduled_requests.all_requests()), len(scheduled_requests.context_requests)
+        )
         key: GraphKey = (len(scheduled_requests.generation_requests), width - 1)
         if use_cuda_graph or capture:
             attn_metadata, spec_metadata = self.cuda_graph_runner.get_graph_metadata(key, attn_metadata, spec_metadata)
@@ -140,9 +143,14 @@ class PyTorchModelEngine:
         spec_metadata.populate_context_prompt_lookahead(contexts)
         spec_metadata.prepare()
 
+        position_ids = self._upload(rows.position_ids, self.position_ids_cuda)
+        if self.spec_config.use_dynamic_tree:
+            # Only the device knows how deep a node is; the host has put all of them at the root's position.
+            in_trees = position_ids[attn_metadata.num_ctx_tokens :]
+            in_trees.add_(attn_metadata.spec_decoding_position_offsets[: len(in_trees)])
         return {
             "input_ids": self._upload(rows.input_ids, self.input_ids_cuda),
-            "position_ids": self._upload(rows.position_ids, self.position_ids_cuda).unsqueeze(0),
+            "position_ids": position_ids.unsqueeze(0),
             "attn_metadata": attn_metadata,
             "spec_metadata": spec_metadata,
         }
@@ -151,21 +159,26 @@ class PyTorchModelEngine:
         rows = _Rows([], [], [], [], [], [], [], [])
         for request in scheduled_requests.context_requests:
             chunk = request.context_chunk
-            self._add_sequence(rows, chunk, request.context_current_position, len(chunk), request.py_request_id)
+            past = request.context_current_position
+            self._add_sequence(rows, chunk, past, range(past, past + len(chunk)), len(chunk), request.py_request_id)
             rows.gather_ids.append(len(rows.input_ids) - 1)
         for request in scheduled_requests.generation_requests:
             drafts = request.py_draft_tokens
             begin = len(rows.input_ids)
             tokens = [request.generated[-1], *drafts]
-            self._add_sequence(rows, tokens, request.num_cached_tokens, request.py_prompt_len, request.py_request_id)
+            past = request.num_cached_tokens
+            positions = [past] * len(tokens) if self.spec_config.use_dynamic_tree else range(past, past + len(tokens))
+            self._add_sequence(rows, tokens, past, positions, request.py_prompt_len, request.py_request_id)
             rows.gather_ids.extend(range(begin, len(rows.input_ids)))
             rows.draft_tokens.extend(drafts)
         return rows
 
     @staticmethod
-    def _add_sequence(rows: _Rows, tokens: list[int], past: int, prompt_len: int, request_id: int) -> None:
+    def _add_sequence(
+        rows: _Rows, tokens: list[int], past: int, positions: Sequence[int], prompt_len: int, request_id: int
+    ) -> None:
         rows.input_ids.extend(tokens)
-        rows.position_ids.extend(range(past, past + len(tokens)))
+        rows.position_ids.extend(positions)
         rows.sequence_lengths.append(len(tokens))
         rows.num_cached_tokens.append(past)
         rows.prompt_lengths.append(prompt_len)

@@ -88,7 +88,8 @@ class PyExecutor:
             use_cuda_graph=phase is Phase.REPLAY,
             capture=phase is Phase.CAPTURE,
         )
-        state = self.sampler.sample_async(batch, outputs, iteration.draft_len)
+        drafts = self.model_engine.spec_config.get_runtime_drafts(iteration.draft_len)
+        state = self.sampler.sample_async(batch, outputs, drafts)
         self.sampler.update_requests(state)
 
     def _prepare_resources(self, batch: ScheduledRequests) -> None:
@@ -102,9 +103,11 @@ class PyExecutor:
 
     def _pad_draft_tokens(self, iteration: Iteration) -> None:
         """Give each request the draft slots of this step: its drafts, cut to the draft length, then padding."""
-        width = self.model_engine.spec_config.get_runtime_tokens_per_gen_step(iteration.draft_len) - 1
+        spec_config = self.model_engine.spec_config
+        width = spec_config.get_runtime_tokens_per_gen_step(iteration.draft_len) - 1
+        made = spec_config.get_runtime_drafts(iteration.draft_len)
         for request in iteration.batch.all_requests():
-            drafts = [] if request.is_context else request.py_draft_tokens[: iteration.draft_len]
+            drafts = [] if request.is_context else request.py_draft_tokens[:made]
             request.py_draft_tokens = drafts + [PAD_TOKEN] * (width - len(drafts))
 
     def _handle_errors(self, iteration: Iteration, error: Exception) -> str:

@@ -17,7 +17,7 @@ from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_resource_manager, get_spec_worker
-from engines.tracer import SparseTracer, Tracer
+from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
 from scenarios.tracer import MASK_TOKEN
 
@@ -29,6 +29,8 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_draft_len=config.max_draft_len,
         num_extra_kv_tokens=config.num_extra_kv_tokens,
         mask_token_id=MASK_TOKEN,
+        dynamic_tree_max_topK=config.dynamic_tree_max_topK,
+        dynamic_tree_max_nodes=config.max_total_draft_tokens,
     )
     sparse = BACKENDS[config.attention_backend].sparse
     cache_class = DSACacheManager if sparse else KVCacheManager
@@ -42,10 +44,11 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         device=device,
     )
     slots = kv_cache_manager.max_blocks_per_seq * config.tokens_per_block
+    dense = TreeTracer if spec_config.use_dynamic_tree else Tracer
     tracer = (
         SparseTracer(slots, device, config.index_topk)
         if sparse
-        else Tracer(slots, device, max_shift=spec_config.num_draft_layers)
+        else dense(slots, device, max_shift=spec_config.num_draft_layers)
     )
     steering = Steering(config.max_num_requests, device)
     draft_model = get_draft_model(spec_config, tracer, steering)

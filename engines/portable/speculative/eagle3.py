@@ -16,11 +16,13 @@ from engines.portable.speculative.linear import DraftInputs, LinearSpecWorker
 class Eagle3OneModelSpecMetadata(SpecMetadata):
     """Adds the captured hidden states: int64 [max_num_tokens, hidden_size * layers], device, a column group per layer.
 
-    layers_to_capture  layer ids, in order; empty for MTP-Eagle
+    layers_to_capture      layer ids, in order; empty for MTP-Eagle
+    spec_resource_manager  keeps the trees of drafts; None where they are chains
     """
 
     hidden_size: int
     layers_to_capture: tuple[int, ...] = ()
+    spec_resource_manager: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

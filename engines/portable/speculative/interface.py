@@ -7,7 +7,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from engines.portable._utils import host_tensor
 from engines.portable.attention.backends.interface import AttentionMetadata
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 if TYPE_CHECKING:
     from engines.portable.pyexecutor.llm_request import LlmRequest
@@ -25,39 +25,6 @@ INVALID_PROMPT_LOOKAHEAD_TOKEN: Final = -1
 """Says of a context that no prompt token follows its chunk."""
 
 
-class SpeculativeDecodingMode(IntEnum):
-    """The one-model modes of this engine."""
-
-    MTP = auto()
-    MTP_EAGLE_ONE_MODEL = auto()
-    EAGLE3_ONE_MODEL = auto()
-    SA = auto()
-    DRAFT_TARGET_ONE_MODEL = auto()
-    PARD = auto()
-    DFLASH = auto()
-    DSPARK = auto()
-
-    def is_mtp_vanilla(self) -> bool:
-        """Whether K MTP layers draft one token each."""
-        return self is SpeculativeDecodingMode.MTP
-
-    def is_sa(self) -> bool:
-        """Whether a suffix automaton of the request's own text drafts."""
-        return self is SpeculativeDecodingMode.SA
-
-    def is_mtp_eagle_one_model(self) -> bool:
-        """Whether one MTP layer drafts, fed with the target's hidden states."""
-        return self is SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL
-
-    def is_pard(self) -> bool:
-        """Whether the masks of the drafts are fed behind the accepted tokens, 2K rows per generation in all."""
-        return self is SpeculativeDecodingMode.PARD
-
-    def keeps_context(self) -> bool:
-        """Whether the worker keeps the drafter's context itself, in slots."""
-        return self in (SpeculativeDecodingMode.DFLASH, SpeculativeDecodingMode.DSPARK)
-
-
 @dataclass(frozen=True)
 class DecodingConfig:
     """Configuration of speculation (upstream: a ``DecodingBaseConfig``).
@@ -66,18 +33,43 @@ class DecodingConfig:
     max_draft_len        Kmax
     num_extra_kv_tokens  tokens granted beyond a request's length
     mask_token_id        what a parallel drafter is given for tokens to predict
+    dynamic_tree_max_topK     candidates per node of a tree of drafts; 0 without one
+    dynamic_tree_max_nodes    nodes that a tree keeps, its root not counted
     """
 
     spec_dec_mode: SpeculativeDecodingMode
     max_draft_len: int
     num_extra_kv_tokens: int
     mask_token_id: int
+    dynamic_tree_max_topK: int = 0
+    dynamic_tree_max_nodes: int = 0
+
+    @property
+    def use_dynamic_tree(self) -> bool:
+        """Whether drafts are the nodes of a tree, not of a chain."""
+        return self.dynamic_tree_max_topK > 0
+
+    @property
+    def keeps_context(self) -> bool:
+        """Whether the worker keeps the drafter's context itself, in slots."""
+        return self.spec_dec_mode.is_dflash() or self.spec_dec_mode.is_dspark()
+
+    def get_runtime_drafts(self, runtime_draft_len: int) -> int:
+        """Drafts that the worker makes for a generation."""
+        return self.dynamic_tree_max_nodes if self.use_dynamic_tree else runtime_draft_len
 
     def get_runtime_tokens_per_gen_step(self, runtime_draft_len: int) -> int:
         """Rows that a generation feeds to the target."""
         if self.spec_dec_mode.is_pard():
             return 2 * runtime_draft_len
-        return runtime_draft_len + 1
+        return self.get_runtime_drafts(runtime_draft_len) + 1
+
+    @property
+    def spec_tree_width(self) -> int:
+        """Most rows of a sequence that masks speak of: in the target, or in a layer of the drafter; 0 without trees."""
+        if not self.use_dynamic_tree:
+            return 0
+        return max(1 + self.dynamic_tree_max_nodes, self.max_draft_len * self.dynamic_tree_max_topK)
 
     @property
     def num_draft_layers(self) -> int:

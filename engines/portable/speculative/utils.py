@@ -13,15 +13,18 @@ from engines.portable.speculative.dflash import DFlashSpecMetadata, DFlashWorker
 from engines.portable.speculative.draft_target import DraftTargetOneModelSpecMetadata, DraftTargetOneModelWorker
 from engines.portable.speculative.dspark import DSparkWorker
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, Eagle3OneModelWorker
+from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker
 from engines.portable.speculative.interface import (
     DecodingConfig,
     SpecMetadata,
-    SpeculativeDecodingMode,
     SpecWorkerBase,
 )
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.mtp import MTPEagleWorker, MTPHiddenStatesManager, MTPSpecMetadata, MTPWorker
+from engines.portable.speculative.mtp_dynamic_tree import MTPEagleDynamicTreeWorker
 from engines.portable.speculative.pard import PARDSpecMetadata, PARDWorker
 from engines.portable.speculative.sa_worker import SASpecMetadata, SAWorker
+from engines.portable.speculative.spec_tree_manager import SpecTreeManager
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 from engines.tracer import Tracer
 
@@ -34,8 +37,10 @@ MODES = {
     "SAWorker": SpeculativeDecodingMode.SA,
     "DFlashWorker": SpeculativeDecodingMode.DFLASH,
     "DSparkWorker": SpeculativeDecodingMode.DSPARK,
+    "Eagle3OneModelDynamicTreeWorker": SpeculativeDecodingMode.EAGLE3_ONE_MODEL,
+    "MTPEagleDynamicTreeWorker": SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL,
 }
-"""Mode of each worker, by the worker's class name."""
+"""Mode of each worker, by the worker's class name. Whether drafts are a tree is no matter of the mode."""
 
 
 def get_spec_resource_manager(
@@ -53,11 +58,13 @@ def get_spec_resource_manager(
     ``num_slots`` requests run at a time at most.
     """
     mode, max_draft_len = spec_config.spec_dec_mode, spec_config.max_draft_len
+    if spec_config.use_dynamic_tree:
+        return SpecTreeManager(num_slots, 1 + spec_config.max_total_draft_tokens, max_num_requests, device)
     if mode.is_mtp_vanilla():
         return MTPHiddenStatesManager(max_draft_len, HIDDEN_SIZE, num_slots, device)
     if mode.is_sa():
         return SuffixAutomatonManager(tracer, steering, max_draft_len, num_slots, max_num_requests, max_seq_len, device)
-    return SeqSlotManager(num_slots) if mode.keeps_context() else None
+    return SeqSlotManager(num_slots) if spec_config.keeps_context else None
 
 
 def get_spec_metadata(
@@ -84,9 +91,9 @@ def get_spec_metadata(
         return SASpecMetadata(**common, sa_manager=spec_resource_manager)
     layers = () if mode.is_mtp_eagle_one_model() else tuple(range(NUM_LAYERS))
     capture: dict[str, Any] = {"hidden_size": HIDDEN_SIZE, "layers_to_capture": layers}
-    if mode.keeps_context():
+    if spec_config.keeps_context:
         return DFlashSpecMetadata(**common, **capture, seq_slot_manager=spec_resource_manager)
-    return Eagle3OneModelSpecMetadata(**common, **capture)
+    return Eagle3OneModelSpecMetadata(**common, **capture, spec_resource_manager=spec_resource_manager)
 
 
 def get_spec_worker(
@@ -103,7 +110,12 @@ def get_spec_worker(
         SpeculativeDecodingMode.DFLASH: DFlashWorker,
         SpeculativeDecodingMode.DSPARK: DSparkWorker,
     }
+    if spec_config.use_dynamic_tree:
+        workers = {
+            SpeculativeDecodingMode.EAGLE3_ONE_MODEL: Eagle3OneModelDynamicTreeWorker,
+            SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPEagleDynamicTreeWorker,
+        }
     room = {"num_slots": num_slots, "max_seq_len": max_seq_len, "device": device}
     mode = spec_config.spec_dec_mode
-    worker: SpecWorkerBase = workers[mode](spec_config, **(room if mode.keeps_context() else {}))
+    worker: SpecWorkerBase = workers[mode](spec_config, **(room if spec_config.keeps_context else {}))
     return worker

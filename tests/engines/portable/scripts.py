@@ -9,6 +9,7 @@ from engines.base import run
 from engines.portable import PortableEngine
 from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, Trace, check
 from scenarios.tracer import PRIME, choose, entry, prompt_token, term
+from tests.engines.portable.support import tree_options
 
 ENGINE = PortableEngine()
 
@@ -31,8 +32,9 @@ def dummies(*pasts: int, accept: int = 1) -> tuple[Generation, ...]:
 def scenario(worker: str, prompts: Sequence[int], *steps: Step, **options: Any) -> Scenario:
     """A valid scenario of requests 0, 1, ..."""
     requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(prompts))
-    options.setdefault("max_draft_len", 3)
-    return check(Scenario(config=Config(worker=worker, **options), requests=requests, steps=steps))
+    depth = options.setdefault("max_draft_len", 3)
+    config = Config(worker=worker, **tree_options(worker, depth) | options)
+    return check(Scenario(config=config, requests=requests, steps=steps))
 
 
 def mixed(worker: str, draft_len: int, *, replay: bool = False, agree: int | None = None) -> Scenario:
@@ -41,7 +43,8 @@ def mixed(worker: str, draft_len: int, *, replay: bool = False, agree: int | Non
     A worker that takes no chunks computes the second prompt at once, in the second step.
     """
     k = draft_len if agree is None else agree
-    startup = (Step(phase=Phase.CAPTURE, draft_len=draft_len, generations=dummies(3, 9, accept=2)),) if replay else ()
+    dummy_rows = dummies(3, 9, accept=1 if WORKERS[worker].tree else 2)
+    startup = (Step(phase=Phase.CAPTURE, draft_len=draft_len, generations=dummy_rows),) if replay else ()
     first, rest = ((context(worker, 1, 4, k),), 3) if WORKERS[worker].chunked_prefill else ((), 7)
     last = Phase.REPLAY if replay else Phase.EAGER
     return scenario(

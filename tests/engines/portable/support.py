@@ -25,6 +25,12 @@ LINEAR = WORKERS[:3]
 CHUNKED = tuple(worker for worker in WORKERS if TRAITS[worker].chunked_prefill)
 SPARSE = tuple(worker for worker in WORKERS if TRAITS[worker].sparse)
 BLOCK = tuple(worker for worker in WORKERS if TRAITS[worker].keeps_context)
+TREES = tuple(worker for worker in WORKERS if TRAITS[worker].tree)
+
+
+def tree_options(worker: str, depth: int) -> dict[str, int]:
+    """What a configuration says of trees of that depth: two candidates per node, two nodes per layer on average."""
+    return {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 2 * depth} if TRAITS[worker].tree else {}
 
 
 def ints(values: Sequence[Any], dtype: torch.dtype = torch.int32) -> Tensor:
@@ -155,7 +161,7 @@ class Batch:
         self.worker: Any = get_spec_worker(config, num_slots=4, max_seq_len=64, device=CPU)
         self.draft_model = DraftModel()
         self.attn: Any = attention_metadata(self.manager)
-        self.slots = SeqSlotManager(4) if config.spec_dec_mode.keeps_context() else None
+        self.slots = SeqSlotManager(4) if config.keeps_context else None
         if self.slots is not None:
             for request in [*gens, *contexts]:
                 self.slots.slot_manager.add_slot(request.py_request_id)

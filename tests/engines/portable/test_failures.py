@@ -12,12 +12,13 @@ from engines.base import SEAMS, TORCH
 from scenarios import WORKERS as TRAITS
 from scenarios import Fault, FaultKind, Phase, Scenario, Step, StepTrace
 from tests.engines.portable.scripts import ENGINE, context, dummies, generations, go, scenario
-from tests.engines.portable.support import BLOCK, WORKERS
+from tests.engines.portable.support import BLOCK, TREES, WORKERS
 
 LAYOUT = (
     "num_contexts", "num_generations", "num_ctx_tokens", "num_tokens", "_seq_lens", "_seq_lens_cuda",
     "host_request_types", "identity", "all_rank_num_tokens", "_saved_tensors",
 )  # fmt: skip
+MASKS = ("spec_decoding_packed_mask", "spec_decoding_position_offsets", "spec_decoding_generation_lengths")
 ANY_PAGE = ("kv_cache_block_offsets", "kv_blocks", "identity")
 
 
@@ -36,6 +37,10 @@ def check_failed(worker: str, failed: StepTrace) -> None:
         return
     assert {k: last[k] for k in LAYOUT} == {k: prepared[k] for k in LAYOUT}
     kv0, verified = prepared["kv_lens_cuda"], failed.find("verified")
+    if worker in TREES:
+        assert {k: last[k] for k in MASKS} == {k: prepared[k] for k in MASKS}
+    if worker == "MTPEagleDynamicTreeWorker":
+        assert last["kv_lens_cuda"] == kv0
     if worker in (*BLOCK, "PARDWorker"):
         ends = [kv0]
         if verified is not None:
@@ -48,18 +53,27 @@ def check_failed(worker: str, failed: StepTrace) -> None:
         assert last["ctx_len"] == entered["ctx_len"]
 
 
-@pytest.mark.parametrize(("worker", "draft_len"), list(zip(WORKERS, (2, 1, 1, 1, 2, 1, 1, 1), strict=True)))
+LENGTHS = [2 if worker == WORKERS[0] or TRAITS[worker].fixed_draft_len else 1 for worker in WORKERS]
+
+
+@pytest.mark.parametrize(("worker", "draft_len"), list(zip(WORKERS, LENGTHS, strict=True)))
 def test_wherever_a_call_fails_the_next_step_does_not_notice(worker: str, draft_len: int) -> None:
     """Out of memory in the general warm-up, at each call in turn, on one engine (PR #16382).
 
     Each failing step is the next step of the one before: as far as it gets, it is a clean one.
     """
-    rows: dict[str, Any] = {"contexts": (context(worker, None, 3, 1),), "generations": dummies(5, accept=2)}
+    rows: dict[str, Any] = {
+        "contexts": (context(worker, None, 3, 1),),
+        "generations": dummies(5, accept=1 if worker in TREES else 2),
+    }
     step = Step(phase=Phase.WARMUP, draft_len=draft_len, **rows)
     case = scenario(worker, (), step, max_draft_len=2)
     sites = go(case, observe=False, record=(SEAMS, TORCH)).steps[0].sites
     faults = [Fault(site=site, occurrence=n, kind=FaultKind.OOM) for site in sites for n in range(1, sites[site] + 1)]
     assert len(faults) > 50
+    if worker in TREES:
+        # Their loop of small tensors makes so many calls that a sample of all of them has to do.
+        faults = faults[::6]
     session = ENGINE.open(case.config)
     clean = seen(session.step(step))
     for number, fault in enumerate(faults):

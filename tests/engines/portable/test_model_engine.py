@@ -13,11 +13,12 @@ from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from engines.portable.speculative.interface import INVALID_PROMPT_LOOKAHEAD_TOKEN
 from scenarios import Config
 from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN, dummy_drafts
-from tests.engines.portable.support import CPU, WORKERS, ints
+from tests.engines.portable.support import CPU, TREES, WORKERS, ints, tree_options
 
 
 def engine_of(worker: str, **options: Any) -> PyTorchModelEngine:
-    return create_py_executor(Config(worker=worker, max_draft_len=3, **options), CPU).model_engine
+    config = Config(worker=worker, max_draft_len=3, **tree_options(worker, 3) | options)
+    return create_py_executor(config, CPU).model_engine
 
 
 def generation(request_id: int, past: int, drafts: list[int]) -> LlmRequest:
@@ -34,6 +35,10 @@ def granted(engine: PyTorchModelEngine, contexts: list[LlmRequest], gens: list[L
     batch = ScheduledRequests(tuple(contexts), tuple(gens))
     engine.kv_cache_manager.add_dummy_requests(gens)
     engine.kv_cache_manager.prepare_resources(batch)
+    slots = getattr(engine.spec_metadata, "spec_resource_manager", None)
+    if slots is not None:
+        slots.add_dummy_requests(gens)
+        slots.prepare_resources(batch)
     return batch
 
 
@@ -96,10 +101,17 @@ def test_each_forward_of_a_capture_finds_what_prepare_wrote(
         return forward(**kwargs)
 
     monkeypatch.setattr(engine.model, "forward", watched)
-    batch = ScheduledRequests(generation_requests=(dummy(1, 3, width), dummy(2, 6, width)))
+    dummies = (dummy(1, 3, width), dummy(2, 6, width))
+    accepted = 3
+    if worker in TREES:
+        # A dummy has no tree of drafts.
+        accepted = 1
+        for request in dummies:
+            request.py_draft_tokens = [PAD_TOKEN] * width
+    batch = ScheduledRequests(generation_requests=dummies)
     executor._prepare_resources(batch)
     outputs = engine.forward(batch, 3, capture=True)
-    assert outputs["new_tokens_lens"].tolist() == [3, 3]
+    assert outputs["new_tokens_lens"].tolist() == [accepted] * 2
     kv0 = [4 + width, 7 + width]
     assert seen == [kv0] * (warmup_runs + 1)
     captured = engine.cuda_graph_runner.graphs[2, width]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor, maybe_pin_memory
 from engines.portable.attention.backends.interface import AttentionMetadata
-from engines.tracer import Rows, Tracer
-
-if TYPE_CHECKING:
-    from engines.portable.speculative.interface import SpecMetadata
+from engines.tracer import Masks, Rows, Tracer, TreeTracer
 
 TARGET_LAYER: Final = 0
 DRAFT_LAYER: Final = 1
@@ -47,9 +44,14 @@ class TrtllmAttentionMetadata(AttentionMetadata):
     spec_decoding_generation_lengths  int32 [rows], device: rows that each generation feeds
     spec_decoding_position_offsets, spec_decoding_packed_mask  int32 [rows, width], [rows, width, words], device:
         where those rows lie and what they see; views of tables that all steps share, never written
+
+    With trees of drafts (``spec_tree_width`` above 0) these are buffers that the draft loop writes too: lengths as
+    above, offsets int32 [rows * spec_tree_width], one sequence's right after the other's, and the mask
+    [rows, spec_tree_width, words]. The first entry is the first generation's.
     """
 
     max_total_draft_tokens: int = 0
+    spec_tree_width: int = 0
     is_spec_decoding_enabled: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +69,21 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         self.mla_cu_kv_seqlens = self._device_buffer(rows + 1)
         self._mla_scheduler_buffers_valid = False
         if not self.is_cuda_graph:
-            self._create_spec_decoding_tables(rows, self.max_total_draft_tokens + 1)
+            if self.is_spec_dec_dynamic_tree:
+                self._create_spec_decoding_buffers(rows, self.spec_tree_width)
+            else:
+                self._create_spec_decoding_tables(rows, self.max_total_draft_tokens + 1)
+
+    @property
+    def is_spec_dec_dynamic_tree(self) -> bool:
+        """Whether drafts are trees that differ between requests."""
+        return self.spec_tree_width > 0
+
+    def _create_spec_decoding_buffers(self, rows: int, width: int) -> None:
+        """For trees; the copies that belong to graphs share them."""
+        self.spec_decoding_generation_lengths = self._device_buffer(rows)
+        self.spec_decoding_position_offsets = self._device_buffer(rows * width)
+        self.spec_decoding_packed_mask = self._device_buffer(rows, width, -(-width // 32))
 
     def _create_spec_decoding_tables(self, rows: int, widest: int) -> None:
         """For the object of eager steps; the copies that belong to graphs share its tables."""
@@ -131,16 +147,39 @@ class TrtllmAttentionMetadata(AttentionMetadata):
             self._mla_scheduler_buffers_valid = True
         return self.mla_cu_q_rows[: n + 1], self.mla_cu_kv_seqlens[: n + 1]
 
-    def update_spec_dec_param(self, is_spec_decoding_enabled: bool, spec_metadata: SpecMetadata) -> None:
-        """Tell the kernels how many rows each generation feeds; linear drafts, one mask for all requests."""
+    def update_spec_dec_param(
+        self, is_spec_decoding_enabled: bool, spec_metadata: Any, batch_size: int = 0, num_contexts: int = 0
+    ) -> None:
+        """Tell the kernels how many rows each generation feeds, and what they see of each other.
+
+        Linear drafts have one mask for all requests; trees come from the slots of the batch's generations.
+        """
         self.is_spec_decoding_enabled = is_spec_decoding_enabled
         self.use_spec_decoding = is_spec_decoding_enabled
         if not is_spec_decoding_enabled:
+            return
+        if self.is_spec_dec_dynamic_tree:
+            storage = spec_metadata.spec_resource_manager.slot_storage
+            slots = storage.all_ids_buf[num_contexts:batch_size]
+            offsets = storage.position_offsets.index_select(0, slots)
+            self.set_spec_decoding_rows(storage.packed_mask.index_select(0, slots), offsets)
             return
         width = spec_metadata.runtime_tokens_per_gen_step
         self.spec_decoding_generation_lengths.fill_(width)
         self.spec_decoding_position_offsets = self._linear_offsets[:, :width]
         self.spec_decoding_packed_mask = self._linear_mask[:, :width, : -(-width // 32)]
+
+    def set_spec_decoding_rows(self, packed_mask: Tensor, position_offsets: Tensor) -> None:
+        """Write masks, int32 [sequences, rows, words], and offsets, int32 [sequences, rows], for a forward.
+
+        All three buffers have one stride: the rows that each sequence feeds.
+        """
+        sequences, rows, words = packed_mask.shape
+        mask = self.spec_decoding_packed_mask[:sequences]
+        mask.zero_()
+        mask[:, :rows, :words].copy_(packed_mask)
+        self.spec_decoding_position_offsets[: sequences * rows].copy_(position_offsets.flatten())
+        self.spec_decoding_generation_lengths[:sequences].fill_(rows)
 
 
 class TrtllmAttention:
@@ -157,6 +196,8 @@ class TrtllmAttention:
     def target(self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows: int64 [rows]."""
         pool = attn_metadata.kv_cache_manager.get_buffers(TARGET_LAYER)
+        if isinstance(self.tracer, TreeTracer):
+            return self.tracer.target_tree(pool, table, rows, _masks(attn_metadata), positions, tokens)
         return self.tracer.target(pool, table, rows, positions, tokens)
 
     def shifted(
@@ -168,6 +209,8 @@ class TrtllmAttention:
         """
         manager = attn_metadata.kv_cache_manager
         pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(self.layer_idx)
+        if isinstance(self.tracer, TreeTracer):
+            return self.tracer.shifted_tree(*pools, table, rows, _masks(attn_metadata), positions, tokens)
         return self.tracer.shifted(*pools, table, rows, positions, tokens, self.layer_idx - TARGET_LAYER)
 
     def parallel(
@@ -177,3 +220,14 @@ class TrtllmAttention:
         manager = attn_metadata.kv_cache_manager
         pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(DRAFT_LAYER)
         return self.tracer.parallel(*pools, table, rows, positions, tokens, masks)
+
+
+def _masks(attn_metadata: Any) -> Masks:
+    """What the kernels read of masks: nothing of contexts, nor where there is no speculation."""
+    n = attn_metadata.num_seqs
+    return Masks(
+        first=attn_metadata.num_contexts if attn_metadata.use_spec_decoding else n,
+        past=attn_metadata.kv_lens_cuda[:n] - attn_metadata.seq_lens_cuda,
+        packed=attn_metadata.spec_decoding_packed_mask,
+        lengths=attn_metadata.spec_decoding_generation_lengths,
+    )

@@ -1,0 +1,30 @@
+"""MTP-Eagle with a dynamic tree of drafts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker
+from engines.portable.speculative.interface import DecodingConfig
+
+
+class MTPEagleDynamicTreeWorker(Eagle3OneModelDynamicTreeWorker):
+    """The worker of mode MTP_EAGLE_ONE_MODEL; unlike its base it puts the KV lengths back, in place.
+
+    Its layers see as many tokens as the base's. Upstream's see ``dynamic_tree_max_topK`` fewer of a generation, and
+    write their nodes over what it has just accepted.
+    """
+
+    def __init__(self, spec_config: DecodingConfig) -> None:
+        super().__init__(spec_config)
+        self._saved_kv_lens_cuda: Tensor | None = None
+
+    def _prepare_attn_metadata_for_spec_dec(self, attn_metadata: Any, *fields: str) -> None:
+        self._saved_kv_lens_cuda = attn_metadata.kv_lens_cuda[: attn_metadata.num_seqs].clone()
+        super()._prepare_attn_metadata_for_spec_dec(attn_metadata, *fields)
+
+    def _restore_attn_metadata_from_spec_dec(self, attn_metadata: Any) -> None:
+        attn_metadata.kv_lens_cuda[: attn_metadata.num_seqs].copy_(self._saved_kv_lens_cuda)
+        super()._restore_attn_metadata_from_spec_dec(attn_metadata)

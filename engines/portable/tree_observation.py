@@ -1,0 +1,52 @@
+"""What the observer reads of trees of drafts: what the kernels are told of a forward, and what lies in the slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.speculative.dynamic_tree_ops import NO_NODE
+from engines.portable.speculative.spec_tree_manager import SpecTreeManager
+
+
+class TreeObserver:
+    """Reads the masks of attention metadata, and the trees that requests have stored."""
+
+    def __init__(self, manager: SpecTreeManager) -> None:
+        self._manager = manager
+
+    def device_fields(self, attn: Any) -> dict[str, Any]:
+        """Masks, offsets and lengths of the generations of the forward that the metadata describes."""
+        sequences = attn.num_generations
+        lens = attn.spec_decoding_generation_lengths[:sequences].tolist()
+        offsets = attn.spec_decoding_position_offsets[: sum(lens)].tolist()
+        ends = [sum(lens[: i + 1]) for i in range(sequences)]
+        mask = attn.spec_decoding_packed_mask[:sequences].tolist()
+        return {
+            "spec_decoding_packed_mask": [[_bits(words) for words in rows[:n]] for rows, n in zip(mask, lens)],
+            "spec_decoding_position_offsets": [offsets[end - n : end] for end, n in zip(ends, lens)],
+            "spec_decoding_generation_lengths": lens,
+        }
+
+    def draft_trees(self, requests: Iterable[LlmRequest]) -> dict[int, list[int]]:
+        """Parent of each draft node of each request, -1 for the root; nothing where no tree is stored."""
+        storage, ids = self._manager.slot_storage, [request.py_request_id for request in requests]
+        slots = self._manager.slot_manager.get_slots(ids)
+        stored = storage.has_tree.tolist()
+        children, siblings = storage.retrieve_next_token.tolist(), storage.retrieve_next_sibling.tolist()
+        return {i: _parents(children[s], siblings[s]) if stored[s] else [] for i, s in zip(ids, slots)}
+
+
+def _bits(words: list[int]) -> list[int]:
+    return [32 * i + bit for i, word in enumerate(words) for bit in range(32) if word >> bit & 1]
+
+
+def _parents(children: list[int], siblings: list[int]) -> list[int]:
+    parents = [NO_NODE] * (len(children) - 1)
+    for parent, child in enumerate(children):
+        while child != NO_NODE:
+            # The root is no draft node.
+            parents[child - 1] = parent - 1
+            child = siblings[child]
+    return parents

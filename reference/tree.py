@@ -1,0 +1,104 @@
+"""Trees of drafts: how a drafter grows one, which nodes it keeps, and which nodes see each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from reference.attention import Reading
+from reference.drafter import drafted
+from reference.history import Text
+from scenarios.tracer import SCORE_RANK, SCORE_SPREAD, SCORE_STEP, alternative, choose
+
+ROOT: Final = -1
+"""Parent of the nodes that follow on what is known."""
+
+
+def paths(parents: Sequence[int]) -> list[list[int]]:
+    """Per node the nodes that it sees: those above it, the topmost first, and itself.
+
+    parents  per node the node that it follows, which comes before it, or ``ROOT``
+    """
+    seen: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        seen.append([*(seen[parent] if parent != ROOT else []), node])
+    return seen
+
+
+class Node(NamedTuple):
+    """A candidate that the drafter made.
+
+    parent   the node that it follows, an index of those made, or ``ROOT``
+    score    how good it is, worse than its parent
+    reading  the drafter after it
+    """
+
+    token: int
+    parent: int
+    score: int
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class Growth:
+    """All nodes that a drafter made, layer by layer, and per layer those that it went on from, the best first.
+
+    start  the drafter before the first layer
+    """
+
+    start: Reading
+    made: list[Node]
+    layers: list[list[int]]
+
+    def reading(self, node: int) -> Reading:
+        """The drafter after a node."""
+        return self.start if node == ROOT else self.made[node].reading
+
+    def fed(self, depth: int) -> list[int]:
+        """Nodes that the draft call of layer ``depth`` is fed: those that the layers before it went on from."""
+        return [node for layer in self.layers[:depth] for node in layer]
+
+    def kept(self, count: int) -> list[int]:
+        """The best nodes of all layers, in the order in which they were made."""
+        return sorted(_best(self.made, range(len(self.made)), count))
+
+    def parents(self, nodes: Sequence[int]) -> list[int]:
+        """The parent of each of ``nodes``, as its place among them."""
+        place = {ROOT: ROOT} | {node: i for i, node in enumerate(nodes)}
+        return [place[self.made[node].parent] for node in nodes]
+
+
+def grow(text: Text, known: int, depth: int, topk: int, agree: int) -> Growth:
+    """A tree of ``depth`` layers after the first ``known`` tokens.
+
+    The first layer has ``topk`` nodes, every other one as many for each of the best ``topk`` nodes of the layer
+    before it. On each path the first candidates are what a chain would draft.
+    """
+    growth = Growth(text.reading(known), [], [])
+    made = growth.made
+    parents = [ROOT]
+    for layer in range(depth):
+        first = len(made)
+        for parent in parents:
+            reading = growth.reading(parent)
+            score = made[parent].score if parent != ROOT else 0
+            choice = choose(reading.digest)
+            tokens = [drafted(choice, layer, agree), *(alternative(choice, rank) for rank in range(1, topk))]
+            made += [
+                Node(token, parent, score - _penalty(token, rank), reading.after(token))
+                for rank, token in enumerate(tokens)
+            ]
+        parents = _best(made, range(first, len(made)), topk)
+        growth.layers.append(parents)
+    return growth
+
+
+def _penalty(token: int, rank: int) -> int:
+    """By how much the score of a candidate is below that of the node it follows."""
+    return SCORE_STEP + (rank * SCORE_RANK + token % SCORE_SPREAD if rank else 0)
+
+
+def _best(made: Sequence[Node], nodes: Iterable[int], count: int) -> list[int]:
+    """The ``count`` nodes of the highest scores, highest first; of equal ones the earlier made."""
+    return sorted(nodes, key=lambda node: -made[node].score)[:count]
