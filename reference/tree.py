@@ -73,7 +73,8 @@ def grow(text: Text, known: int, depth: int, topk: int, agree: int, kept: int) -
     """A tree of ``depth`` layers after the first ``known`` tokens, of which ``kept`` nodes will be kept.
 
     The first layer has ``topk`` nodes, every other one as many for each of the best ``topk`` nodes of the layer
-    before it. On each path the first candidates are what a chain would draft.
+    before it. On each path the first candidates are what a chain would draft; where there is room for one more node,
+    another candidate may come before the last of them.
     """
     growth = Growth(text.reading(known), [], [])
     made = growth.made
