@@ -428,14 +428,18 @@ def one_hot(tokens: Tensor) -> Tensor:
 
 
 @_unseen
-def log_probabilities(tokens: Tensor, first: Tensor, candidates: int) -> Tensor:
+def log_probabilities(tokens: Tensor, first: Tensor, candidates: int, with_decoys: bool) -> Tensor:
     """Logits of a head that offers several tokens: float32 [rows, VOCAB_SIZE], minus infinity for the others.
 
-    The first candidate of a row is ``first``, the others are alternatives to ``tokens`` (both int64 [rows]). Their
-    logarithms are whole numbers, so that sums of them are exact.
+    The first candidate of a row is ``first``, the others are alternatives to ``tokens`` (both int64 [rows]). With
+    decoys the first alternative to an odd token comes before it. Their logarithms are whole numbers, so that sums of
+    them are exact.
     """
     rank = torch.arange(candidates, device=tokens.device)
     offered = torch.where(rank == 0, first.unsqueeze(1), _alternative(tokens.unsqueeze(1), rank))
     logits: Any = torch.full((tokens.shape[0], VOCAB_SIZE), -torch.inf, device=tokens.device)
     behind = torch.where(rank == 0, 0, SCORE_RANK * rank + offered % SCORE_SPREAD)
+    if with_decoys:
+        decoy = (tokens % 2 == 1).unsqueeze(1)
+        behind = torch.where(decoy & (rank < 2), SCORE_STEP * (rank == 0), behind)
     return cast(Tensor, logits.scatter_(1, offered, (-SCORE_STEP - behind).float()))

@@ -48,3 +48,24 @@ def fed_by_its_place(patch: Patch) -> None:
         return of_parents(values, parents) if is_mask or values.shape[1] == 1 else values
 
     patch(eagle3_dynamic_tree, "_of_parents", _of_parents)
+
+
+@bug(
+    "TRT-29",
+    kind="K6",
+    workers=(EAGLE3_TREE, MTP_EAGLE_TREE),
+    variant="first-children",
+    title="Verification looks at the first child of each node alone, as if the tree were a chain",
+    reference=_REFERENCE,
+    caught_by=("acceptance-follows-agreement", "acceptance-equals-reference"),
+)
+def first_children(patch: Patch) -> None:
+    from engines.portable.speculative import eagle3_dynamic_tree
+    from engines.portable.speculative.dynamic_tree_ops import verify_dynamic_tree_greedy
+
+    def verify(candidates: Any, next_token: Any, next_sibling: Any, *arguments: Any) -> Any:
+        return verify_dynamic_tree_greedy(
+            candidates, next_token, next_sibling.new_full(next_sibling.shape, -1), *arguments
+        )
+
+    patch(eagle3_dynamic_tree, "verify_dynamic_tree_greedy", verify)

@@ -69,11 +69,12 @@ class Growth:
         return [place[self.made[node].parent] for node in nodes]
 
 
-def grow(text: Text, known: int, depth: int, topk: int, agree: int) -> Growth:
-    """A tree of ``depth`` layers after the first ``known`` tokens.
+def grow(text: Text, known: int, depth: int, topk: int, agree: int, kept: int) -> Growth:
+    """A tree of ``depth`` layers after the first ``known`` tokens, of which ``kept`` nodes will be kept.
 
     The first layer has ``topk`` nodes, every other one as many for each of the best ``topk`` nodes of the layer
-    before it. On each path the first candidates are what a chain would draft.
+    before it. On each path the first candidates are what a chain would draft; where there is room for one more node,
+    another candidate may come before the last of them.
     """
     growth = Growth(text.reading(known), [], [])
     made = growth.made
@@ -84,19 +85,25 @@ def grow(text: Text, known: int, depth: int, topk: int, agree: int) -> Growth:
             reading = growth.reading(parent)
             score = made[parent].score if parent != ROOT else 0
             choice = choose(reading.digest)
-            tokens = [drafted(choice, layer, agree), *(alternative(choice, rank) for rank in range(1, topk))]
-            made += [
-                Node(token, parent, score - _penalty(token, rank), reading.after(token))
-                for rank, token in enumerate(tokens)
-            ]
+            candidates = _candidates(choice, layer, topk, agree)
+            if layer == depth - 1 and kept > depth and choice % 2:
+                candidates[:2] = _changed(*candidates[:2])
+            made += [Node(token, parent, score - loss, reading.after(token)) for token, loss in candidates]
         parents = _best(made, range(first, len(made)), topk)
         growth.layers.append(parents)
     return growth
 
 
-def _penalty(token: int, rank: int) -> int:
-    """By how much the score of a candidate is below that of the node it follows."""
-    return SCORE_STEP + (rank * SCORE_RANK + token % SCORE_SPREAD if rank else 0)
+def _candidates(choice: int, layer: int, topk: int, agree: int) -> list[tuple[int, int]]:
+    """What the drafter offers where it would choose ``choice``, and how far each is below the node it follows."""
+    others = [alternative(choice, rank) for rank in range(1, topk)]
+    losses = [SCORE_STEP + rank * SCORE_RANK + token % SCORE_SPREAD for rank, token in enumerate(others, start=1)]
+    return [(drafted(choice, layer, agree), SCORE_STEP), *zip(others, losses, strict=True)]
+
+
+def _changed(first: tuple[int, int], second: tuple[int, int]) -> list[tuple[int, int]]:
+    """The first two candidates in each other's place, close to each other."""
+    return [(second[0], SCORE_STEP), (first[0], 2 * SCORE_STEP)]
 
 
 def _best(made: Sequence[Node], nodes: Iterable[int], count: int) -> list[int]:

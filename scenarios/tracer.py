@@ -74,7 +74,9 @@ and likewise for draft rows with shift 1: ``term(x_v + 1, entry(x_v + 1, t_v))``
 ``r >= 1`` is ``alternative(next, r)``, which differs from both. A node's score is that of its parent, 0 at the root,
 less ``SCORE_STEP``; that of a candidate ``t`` of rank ``r >= 1`` is ``r * SCORE_RANK + t % SCORE_SPREAD`` less still.
 So the path of first candidates is always kept, and what else is kept differs from request to request; of equal
-scores the earlier made node is first.
+scores the earlier made node is first. In the last layer of a tree that keeps more nodes than it has layers the first
+two candidates change places where ``next`` is odd, so that the target may agree with a second child: the one that is
+second then is only one more ``SCORE_STEP`` below, and so kept as well.
 
 Sparse attention (DSA): an indexer with a cache of its own, target's and drafter's, selects what a row sees. A row
 writes its entry to the indexer's cache too, at the byte offset that ``slot_mapping_fp8`` names. Of the tokens

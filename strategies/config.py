@@ -27,7 +27,8 @@ _TREE_TOPK: Final = (2, 3, 4)
 _MAX_DEPTH: Final = 4
 """Depth of the deepest tree that is drawn; wide ones cost time, and width is what goes wrong."""
 _MAX_NODES: Final = 34
-"""A tree of 32 rows or more needs a second word of its mask."""
+_WORD: Final = 32
+"""Draft nodes that would fit into one word of a mask, if there were not the root beside them."""
 _SEEDS: Final = 16
 _SLACK: Final = 16
 """Tokens by which a tight limit exceeds the least."""
@@ -102,7 +103,8 @@ def _configs(
         draft_len = min(draft_len, _MAX_DEPTH)
         topk = choose(draw, _TREE_TOPK)
         most = min(most_nodes(draft_len, topk), _MAX_NODES)
-        nodes = choose(draw, tuple(range(draft_len, most + 1)))
+        table = tuple(range(draft_len, most + 1))
+        nodes = choose(draw, (*table, *(_WORD,) * (len(table) // 2)) if _WORD in table else table)
     config = Config(
         worker=worker,
         max_draft_len=draft_len,

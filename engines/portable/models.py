@@ -106,12 +106,17 @@ class SteeredMTPHead(SteeredLogitsProcessor):
 
 
 class SteeredTreeLogitsProcessor(nn.Module):
-    """A draft head that offers ``topk`` candidates per node: the first is steered as a chain's draft at its depth."""
+    """A draft head that offers several candidates per node: one is steered as a chain's draft at its depth.
 
-    def __init__(self, steering: Steering, topk: int) -> None:
+    It is the best one, but for the last layer of trees that are no chains: verification has to look further there.
+    """
+
+    def __init__(self, steering: Steering, spec_config: DecodingConfig) -> None:
         super().__init__()
         self.steering = steering
-        self.topk = topk
+        self.topk = spec_config.dynamic_tree_max_topK
+        is_chain = spec_config.max_total_draft_tokens == spec_config.max_draft_len
+        self.depth_with_decoys = None if is_chain else spec_config.max_draft_len - 1
 
     def forward(
         self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
@@ -120,8 +125,10 @@ class SteeredTreeLogitsProcessor(nn.Module):
         batch_size = attn_metadata.num_seqs
         agrees = self.steering.agree[:batch_size].unsqueeze(1) > self.steering.depth
         agrees = agrees.expand(-1, len(tokens) // batch_size).flatten()
+        first = torch.where(agrees, tokens, disagree(tokens))
+        with_decoys = self.steering.depth == self.depth_with_decoys
         self.steering.depth += 1
-        return log_probabilities(tokens, torch.where(agrees, tokens, disagree(tokens)), self.topk)
+        return log_probabilities(tokens, first, self.topk, with_decoys)
 
 
 class MarkovHead(nn.Module):
@@ -388,7 +395,7 @@ def _draft_head(spec_config: DecodingConfig, steering: Steering) -> nn.Module:
     """The head that is steered; DSpark's is not, but what corrects it."""
     mode = spec_config.spec_dec_mode
     if spec_config.use_dynamic_tree:
-        return SteeredTreeLogitsProcessor(steering, spec_config.dynamic_tree_max_topK)
+        return SteeredTreeLogitsProcessor(steering, spec_config)
     return LogitsProcessor() if mode.is_dspark() else SteeredLogitsProcessor(steering, mode.is_parallel_draft())
 
 

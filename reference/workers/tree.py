@@ -21,7 +21,7 @@ class TreeWorker(SpecWorker):
 
     def draft(self, batch: Batch) -> Drafting:
         """K calls."""
-        trees = [grow(row.text, row.end + 1, batch.draft_len, batch.topk, row.agree) for row in batch.rows]
+        trees = [grow(row.text, row.end + 1, batch.draft_len, batch.topk, row.agree, batch.width) for row in batch.rows]
         drafts = [
             Drafts() if row.is_context else _kept(tree, batch.width)
             for row, tree in zip(batch.rows, trees, strict=True)

@@ -390,6 +390,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-26/history": generate,
     "TRT-27": mixed,
     "TRT-29": wide_trees,
+    "TRT-29/first-children": trees,
     "TRT-29/hidden-states": wide_trees,
     "TRT-32": prompt,
     "TRT-33": prompt,

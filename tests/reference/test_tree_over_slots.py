@@ -110,7 +110,12 @@ class Tree:
         score = self.made[node][1] if node else 0
         first = choice if len(node) < self.agree else disagree(choice)
         self.made[(*node, 0)] = first, score - SCORE_STEP
-        for rank in range(1, self.config.dynamic_tree_max_topK):
+        last = len(node) == self.config.max_draft_len - 1
+        changes = choice % 2 == 1 and last and self.config.max_total_draft_tokens > self.config.max_draft_len
+        if changes:
+            self.made[(*node, 0)] = alternative(choice, 1), score - SCORE_STEP
+            self.made[(*node, 1)] = first, score - 2 * SCORE_STEP
+        for rank in range(2 if changes else 1, self.config.dynamic_tree_max_topK):
             token = alternative(choice, rank)
             self.made[(*node, rank)] = token, score - SCORE_STEP - rank * SCORE_RANK - token % SCORE_SPREAD
 

@@ -196,7 +196,7 @@ def test_a_node_sees_those_above_it() -> None:
 
 
 def test_layers_grow_from_the_best_nodes_of_the_layer_before() -> None:
-    growth = grow(Text([11, 12, 13]), 3, depth=3, topk=3, agree=1)
+    growth = grow(Text([11, 12, 13]), 3, depth=3, topk=3, agree=1, kept=9)
     assert [len(layer) for layer in growth.layers] == [3, 3, 3]
     assert len(growth.made) == 3 + 9 + 9
     assert [node.parent for node in growth.made[:12]] == [-1] * 3 + [0] * 3 + [1] * 3 + [2] * 3
@@ -209,7 +209,7 @@ def test_layers_grow_from_the_best_nodes_of_the_layer_before() -> None:
 
 def test_candidates_are_the_draft_of_a_chain_and_others() -> None:
     text = Text([11, 12, 13])
-    growth = grow(text, 3, depth=2, topk=3, agree=1)
+    growth = grow(text, 3, depth=2, topk=3, agree=1, kept=2)
     choice = text.token(3)
     assert [node.token for node in growth.made[:3]] == [choice, alternative(choice, 1), alternative(choice, 2)]
     choice = text.token(4)
@@ -220,12 +220,42 @@ def test_candidates_are_the_draft_of_a_chain_and_others() -> None:
 
 
 def test_scores_fall_with_depth_and_rank_and_differ_by_token() -> None:
-    growth = grow(Text([11, 12, 13]), 3, depth=2, topk=3, agree=2)
+    growth = grow(Text([11, 12, 13]), 3, depth=2, topk=3, agree=2, kept=2)
     first, second, third = growth.made[:3]
     assert (first.score, growth.made[3].score) == (-1, -2)
     assert second.score == -1 - 1024 - second.token % 512
     assert third.score == -1 - 2048 - third.token % 512
     assert growth.made[7].score == second.score - 1 - 1024 - growth.made[7].token % 512
+
+
+def test_the_first_two_candidates_of_the_last_layer_change_places() -> None:
+    text = Text([11, 12, 13])
+    odd = next(n for n in range(3, 40) if text.token(n) % 2)
+    even = next(n for n in range(3, 40) if text.token(n) % 2 == 0)
+    for known, agree in ((odd, 1), (odd, 0), (even, 1)):
+        choice = text.token(known)
+        first = choice if agree else disagree(choice)
+        (one, two, three) = grow(text, known, depth=1, topk=3, agree=agree, kept=2).made
+        expected = [alternative(choice, 1), first] if known == odd else [first, alternative(choice, 1)]
+        assert [one.token, two.token, three.token] == [*expected, alternative(choice, 2)]
+        assert (one.score, two.score > -10, three.score < -2048) == (-1, known == odd, True)
+    # Not where there is room for one path alone, and not before the last layer.
+    assert grow(text, odd, depth=1, topk=3, agree=1, kept=1).made[0].token == text.token(odd)
+    assert grow(text, odd, depth=2, topk=3, agree=2, kept=9).made[0].token == text.token(odd)
+
+
+@pytest.mark.parametrize(("depth", "topk"), [(1, 2), (3, 2), (4, 3)])
+def test_the_path_that_agrees_is_kept_with_its_end_for_a_first_or_second_child(depth: int, topk: int) -> None:
+    places = []
+    for i in range(40):
+        text = Text([i, 12, 13])
+        tree = grow(text, 3, depth, topk, agree=depth, kept=depth + 1)
+        nodes = tree.kept(depth + 1)
+        right = [[tree.made[nodes[n]].token for n in path] for path in paths(tree.parents(nodes))]
+        assert text.tokens(3, 3 + depth) in right
+        end = nodes[right.index(text.tokens(3, 3 + depth))]
+        places.append([n for n, node in enumerate(tree.made) if node.parent == tree.made[end].parent].index(end))
+    assert set(places) == {0, 1}
 
 
 def test_the_best_nodes_are_kept_in_the_order_in_which_they_were_made() -> None:
@@ -240,7 +270,7 @@ def test_the_best_nodes_are_kept_in_the_order_in_which_they_were_made() -> None:
 
 
 def test_trees_differ_from_request_to_request() -> None:
-    trees = [grow(Text([i, 12, 13]), 3, depth=3, topk=2, agree=3) for i in range(20)]
+    trees = [grow(Text([i, 12, 13]), 3, depth=3, topk=2, agree=3, kept=6) for i in range(20)]
     assert len({tuple(tree.parents(tree.kept(6))) for tree in trees}) > 2
 
 
