@@ -25,13 +25,14 @@ def test_rates_are_conditional() -> None:
 
 def test_a_stale_map_costs_acceptance_with_each_depth_and_only_in_a_batch(capsys: Capture) -> None:
     asked = ["acceptance", "--with-bug", "TRT-12", "--drafts", "48", "--agreement", "1", "--json"]
-    assert cli.main(asked) == 0
+    assert cli.invoke(asked) == 0
     rows = json.loads(capsys.readouterr().out)
     rates = {(row["engine"] == "as it is", row["batch"], row["draft_len"]): row["rates"] for row in rows}
     flat = {key: cell for key, cell in rates.items() if key != (False, 8, 4)}
     assert all(set(cell) == {1.0} for cell in flat.values())
     depths = [rate or 0.0 for rate in rates[False, 8, 4]]
-    assert depths == sorted(depths, reverse=True) and depths[-1] < 0.5
+    assert depths == sorted(depths, reverse=True)
+    assert depths[-1] < 0.5
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,8 @@ def test_a_stale_map_costs_acceptance_with_each_depth_and_only_in_a_batch(capsys
     ],
 )
 def test_bad_input(capsys: Capture, options: list[str], message: str) -> None:
-    assert cli.main(["acceptance", *options]) == 2
+    assert cli.invoke(["acceptance", *options]) == 2
     out, err = capsys.readouterr()
-    assert message in err and err.count("\n") == 1 and not out
+    assert message in err
+    assert err.count("\n") == 1
+    assert not out
