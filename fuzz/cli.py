@@ -314,6 +314,47 @@ def museum(
     return commands.museum(target, bugs=bugs, cases=max_cases, processes=processes, output=output)
 
 
+@app.command()
+def acceptance(
+    worker: Annotated[str, typer.Option("--worker", metavar="CLASS", help="Worker that drafts.")] = "MTPEagleWorker",
+    attention_backend: Annotated[
+        str, typer.Option("--attention-backend", metavar="NAME", help="TRTLLM or DSA.")
+    ] = "DSA",
+    with_bug: Annotated[
+        str | None, typer.Option("--with-bug", metavar="ID", help="Also with this seeded defect, for comparison.")
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="SIZES", help="Batch sizes, with commas.")] = "1,8",
+    draft_len: Annotated[str, typer.Option("--draft-len", metavar="KS", help="Draft lengths, with commas.")] = "1,4",
+    drafts: Annotated[
+        int, typer.Option("--drafts", metavar="N", help="Steps of a request, times requests, per row of the table.")
+    ] = 240,
+    agreement: Annotated[
+        float, typer.Option("--agreement", metavar="P", help="Probability with which the drafter is right.")
+    ] = 0.85,
+    engine: EngineOption = "portable",
+    device: DeviceOption = "cpu",
+    trtllm_source: SourceOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> int:
+    """Show how often drafts are accepted, by depth: what a silent loss of acceptance looks like."""
+    from fuzz import acceptance as table
+    from fuzz import commands, options
+
+    (worker,) = options.workers([worker])
+    asked = table.Asked(
+        worker=worker,
+        backend=options.backend(attention_backend, worker),
+        batches=options.numbers("--batch", batch, 1, 64),
+        draft_lens=options.numbers("--draft-len", draft_len, 1, 31),
+        drafts=options.within("--drafts", drafts, 1, 100_000),
+        agreement=options.probability("--agreement", agreement),
+        seed=options.within("--seed", seed, 0, 2**31 - 1),
+        bug=None if with_bug is None else options.bug(with_bug, "--with-bug", worker),
+    )
+    return commands.show_acceptance(asked, engine, device, commands.Output(as_json=as_json))
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="workers, invariants, sites or bugs.")],

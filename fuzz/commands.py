@@ -12,9 +12,10 @@ from typing import Any, Final, Protocol
 
 import typer
 
-from fuzz import doctor, listing
+from fuzz import acceptance, doctor, listing
 from fuzz.campaign import Lanes, campaign
 from fuzz.display import coloured, escaped, watch
+from fuzz.engines import PORTABLE, load
 from fuzz.events import CampaignStarted, Event
 from fuzz.executors import Executor, InProcess, Spawned
 from fuzz.explain import Line, explain, scenario_lines
@@ -174,6 +175,16 @@ def sources(names: Sequence[str], store: Store) -> list[Callable[[], Subject]]:
     if names:
         return [partial(find_subject, name, store) for name in names]
     return [partial(read_subject, path, path.stem) for path in store.findings()]
+
+
+def show_acceptance(asked: acceptance.Asked, engine: str, device: str, output: Output) -> int:
+    """Print how often drafts are accepted, by depth."""
+    if asked.bug is not None and engine != PORTABLE:
+        raise UsageError(f"--with-bug: defects are seeded into the portable engine; leave out --engine {engine}")
+    rows = acceptance.measure(load(engine, device), asked)
+    document = [{"engine": name, **cell.to_json()} for name, cell in rows]
+    output.write(document, acceptance.lines(rows))
+    return NOTHING_FOUND
 
 
 def list_rows(rows: listing.Rows, output: Output) -> int:

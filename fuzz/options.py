@@ -13,7 +13,7 @@ from typing import Final
 import fuzz.engines
 from engines.base import INJECTORS, LINES
 from fuzz.files import check_writable
-from scenarios import WORKERS, UsageError, closest
+from scenarios import BACKENDS, WORKERS, UsageError, closest
 
 NO_FAULTS: Final = "none"
 LONGEST: Final = 30 * 24 * 3600
@@ -155,6 +155,38 @@ def processes(wanted: int | None, useful: int) -> int:
     if wanted > MOST_PROCESSES:
         raise UsageError(f"--workers: {wanted} is too large; write at most {MOST_PROCESSES}")
     return wanted
+
+
+def numbers(option: str, text: str, low: int, high: int) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UsageError(f"{option}: {text!r} is no list of whole numbers; write for instance 1,8")
+    return tuple(dict.fromkeys(within(option, int(part), low, high) for part in parts))
+
+
+def within(option: str, value: int, low: int, high: int) -> int:
+    """``value`` itself if it is within its limits."""
+    at_least(option, value, low)
+    if value > high:
+        raise UsageError(f"{option}: {value} is too large; write at most {high}")
+    return value
+
+
+def probability(option: str, value: float) -> float:
+    """``value`` itself if it is one."""
+    if not 0 <= value <= 1:
+        raise UsageError(f"{option}: {value} is no probability; write a value from 0 to 1")
+    return value
+
+
+def backend(name: str, worker: str) -> str:
+    """An attention backend that the worker runs on."""
+    option = "--attention-backend"
+    backend = _match(option, "attention backend", name, BACKENDS)
+    if BACKENDS[backend].sparse and not WORKERS[worker].sparse:
+        raise UsageError(f"{option}: {worker} does not run on {backend}; choose a dense backend")
+    return backend
 
 
 def at_least(option: str, value: int, low: int) -> None:
