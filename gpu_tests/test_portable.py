@@ -24,13 +24,15 @@ from engines import SEAMS, run
 from engines.portable import PortableEngine
 from invariants import verify
 from museum import seeded
-from scenarios import BACKENDS, WORKERS, Scenario, Trace, scenario_from_json
+from scenarios import BACKENDS, WORKERS, Phase, Scenario, Trace, scenario_from_json
 from scenarios.codec import parse
 from strategies import faulted_scenarios, scenarios
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.json"))
 OWN = {"identity", "worker_state"}
 """Labels of tensor objects, which differ from run to run."""
+RECORDED = {"kv_lens_cuda", "ctx_len"}
+"""What a capture that fails has recorded and not done, and its emulation has done."""
 
 bounded = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
@@ -51,7 +53,8 @@ def assert_same(on_cuda: Trace, on_cpu: Trace) -> None:
     for seen, expected in zip(on_cuda.steps, on_cpu.steps, strict=True):
         assert [s.key for s in seen.substeps] == [s.key for s in expected.substeps]
         for substep, other in zip(seen.substeps, expected.substeps, strict=True):
-            fields = {name: value for name, value in substep.fields.items() if name not in OWN}
+            left_out = OWN | RECORDED if (substep.name, seen.phase) == ("failed", Phase.CAPTURE) else OWN
+            fields = {name: value for name, value in substep.fields.items() if name not in left_out}
             assert fields == {name: other[name] for name in fields}, f"step {seen.index}, {substep.key}"
             if substep.phase != "capture":
                 assert fields.keys() == other.fields.keys() - OWN

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttention
 from engines.portable.speculative.interface import DecodingConfig
-from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.tracer import (
     Rows,
     SparseTracer,
@@ -370,33 +369,6 @@ class DSparkDraftModel(DFlashDraftModel):
 
     def _predicting(self, digests: Tensor) -> Tensor:
         return digests[:, 1:]
-
-
-def get_draft_model(spec_config: DecodingConfig, tracer: Tracer, steering: Steering) -> DraftModel:
-    """The draft model that the mode's worker calls."""
-    mode = spec_config.spec_dec_mode
-    if mode.is_mtp_vanilla():
-        return MTPDraftModel(tracer, steering, spec_config.max_draft_len)
-    if mode.is_sa():
-        return DraftModel(steering)
-    models: dict[SpeculativeDecodingMode, type[Any]] = {
-        SpeculativeDecodingMode.EAGLE3_ONE_MODEL: Eagle3DraftModel,
-        SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL: MTPEagleDraftModel,
-        SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL: DraftTargetDraftModel,
-        SpeculativeDecodingMode.PARD: PARDDraftModel,
-        SpeculativeDecodingMode.DFLASH: DFlashDraftModel,
-        SpeculativeDecodingMode.DSPARK: DSparkDraftModel,
-    }
-    model: DraftModel = models[mode](tracer, steering, _draft_head(spec_config, steering))
-    return model
-
-
-def _draft_head(spec_config: DecodingConfig, steering: Steering) -> nn.Module:
-    """The head that is steered; DSpark's is not, but what corrects it."""
-    mode = spec_config.spec_dec_mode
-    if spec_config.use_dynamic_tree:
-        return SteeredTreeLogitsProcessor(steering, spec_config)
-    return LogitsProcessor() if mode.is_dspark() else SteeredLogitsProcessor(steering, mode.is_parallel_draft())
 
 
 class SpecDecOneEngineForCausalLM(nn.Module):

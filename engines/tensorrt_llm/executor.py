@@ -13,14 +13,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, SpecDecOneEngineForCausalLM, Steering, get_draft_model
+from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
+from engines.portable.speculative.drafter import Setting
 from engines.portable.speculative.interface import DecodingConfig
-from engines.portable.speculative.utils import MODES
+from engines.portable.speculative.utils import MODES, get_draft_model
 from engines.tensorrt_llm.backend import spec_metadata_class
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.probe import METADATA_CLASSES, arguments_for, fields_for
@@ -197,13 +198,24 @@ def create_py_executor(
     )
     draft_manager = DraftKVCacheManager(manager)
     tracer = Tracer(manager.max_blocks_per_seq * config.tokens_per_block, device)
-    draft_model = get_draft_model(decoding, tracer, Steering(config.max_num_requests, device))
+    setting = Setting(
+        spec_config=decoding,
+        max_num_requests=config.max_num_requests,
+        max_num_tokens=config.max_num_tokens,
+        max_seq_len=config.max_seq_len,
+        num_slots=config.num_blocks,
+        tracer=tracer,
+        steering=Steering(config.max_num_requests, device),
+        device=device,
+    )
     spec_config = _spec_config(upstream, config, decoding)
     worker = _worker(worker_class, spec_config, options.separate_draft_kv_cache)
     model_engine = ModelEngine(
         upstream.metadata_class,
         draft_manager,
-        model=OneEngineModel(tracer, draft_model, worker, ResourceManager(draft_manager), options.metadata),
+        model=OneEngineModel(
+            tracer, get_draft_model(setting), worker, ResourceManager(draft_manager), options.metadata
+        ),
         spec_config=decoding,
         spec_metadata=_spec_metadata(upstream, worker_class, config, spec_config),
         kv_cache_manager=manager,

@@ -9,14 +9,21 @@ import torch
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
-from engines.portable.models import SpecDecOneEngineForCausalLM, Steering, get_draft_model
+from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
+from engines.portable.speculative.drafter import Setting
 from engines.portable.speculative.interface import DecodingConfig
-from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_resource_manager, get_spec_worker
+from engines.portable.speculative.utils import (
+    MODES,
+    get_draft_model,
+    get_spec_metadata,
+    get_spec_resource_manager,
+    get_spec_worker,
+)
 from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
 from scenarios.tracer import MASK_TOKEN
@@ -50,25 +57,21 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         if sparse
         else dense(slots, device, max_shift=spec_config.num_draft_layers)
     )
-    steering = Steering(config.max_num_requests, device)
-    draft_model = get_draft_model(spec_config, tracer, steering)
-    num_slots = config.num_blocks
-    spec_resource_manager = get_spec_resource_manager(
-        spec_config,
-        num_slots=num_slots,
+    setting = Setting(
+        spec_config=spec_config,
         max_num_requests=config.max_num_requests,
+        max_num_tokens=config.max_num_tokens,
         max_seq_len=config.max_seq_len,
+        num_slots=config.num_blocks,
         tracer=tracer,
-        steering=steering,
+        steering=Steering(config.max_num_requests, device),
         device=device,
     )
-    worker = get_spec_worker(spec_config, num_slots=num_slots, max_seq_len=config.max_seq_len, device=device)
+    spec_resource_manager = get_spec_resource_manager(setting)
     model_engine = PyTorchModelEngine(
-        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker),
+        model=SpecDecOneEngineForCausalLM(tracer, get_draft_model(setting), get_spec_worker(setting)),
         spec_config=spec_config,
-        spec_metadata=get_spec_metadata(
-            spec_config, config.max_num_requests, config.max_num_tokens, device, spec_resource_manager
-        ),
+        spec_metadata=get_spec_metadata(setting, spec_resource_manager),
         kv_cache_manager=kv_cache_manager,
         cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, device),
         max_num_requests=config.max_num_requests,

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor, is_current_stream_capturing, is_graph_warmup
+from engines.portable.models import DFlashDraftModel
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.parallel import ParallelSpecWorker
 
 
@@ -202,3 +205,27 @@ class DFlashWorker(ParallelSpecWorker):
             # Lengths that a failed forward has advanced are ahead of what is committed from then on (PR #16382).
             if self._ctx_len_restore_pending:
                 self._restore_ctx_len()
+
+
+def in_slots(worker: type[DFlashWorker], setting: Setting) -> DFlashWorker:
+    """A worker with room for the contexts of all requests that may run."""
+    return worker(
+        setting.spec_config, num_slots=setting.num_slots, max_seq_len=setting.max_seq_len, device=setting.device
+    )
+
+
+def slotted_metadata(setting: Setting, manager: SeqSlotManager) -> DFlashSpecMetadata:
+    """Metadata that knows the slot of each row."""
+    return DFlashSpecMetadata(**setting.sizes, **setting.capture, seq_slot_manager=manager)
+
+
+DRAFTERS = (
+    Drafter(
+        name="DFlashWorker",
+        mode=SpeculativeDecodingMode.DFLASH,
+        worker=lambda setting: in_slots(DFlashWorker, setting),
+        spec_metadata=slotted_metadata,
+        draft_model=lambda setting: DFlashDraftModel(setting.tracer, setting.steering, setting.head(parallel=True)),
+        resource_manager=lambda setting: SeqSlotManager(setting.num_slots),
+    ),
+)

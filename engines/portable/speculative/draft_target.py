@@ -7,8 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from engines.portable._utils import is_graph_warmup
+from engines.portable.models import DraftTargetDraftModel
+from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.linear import DraftInputs, LinearSpecWorker
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 
 class DraftTargetOneModelSpecMetadata(SpecMetadata):
@@ -40,3 +43,14 @@ class DraftTargetOneModelWorker(LinearSpecWorker):
     def _draft_logits(self, draft_model: Any, hidden_states: Tensor, attn_metadata: Any) -> Tensor:
         logits: Tensor = draft_model.logits_processor(hidden_states, draft_model.lm_head, attn_metadata, True)
         return logits
+
+
+DRAFTERS = (
+    Drafter(
+        name="DraftTargetOneModelWorker",
+        mode=SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL,
+        worker=lambda setting: DraftTargetOneModelWorker(setting.spec_config),
+        spec_metadata=lambda setting, _: DraftTargetOneModelSpecMetadata(**setting.sizes),
+        draft_model=lambda setting: DraftTargetDraftModel(setting.tracer, setting.steering, setting.head()),
+    ),
+)

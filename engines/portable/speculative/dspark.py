@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.portable.speculative.dflash import DFlashWorker
+from engines.portable.models import DSparkDraftModel, LogitsProcessor
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+from engines.portable.speculative.dflash import DFlashWorker, in_slots, slotted_metadata
+from engines.portable.speculative.drafter import Drafter
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 
 class DSparkWorker(DFlashWorker):
@@ -23,3 +27,16 @@ class DSparkWorker(DFlashWorker):
     def _refine_block_logits(self, logits: Tensor, draft_model: Any, attn_metadata: Any) -> Tensor:
         corrected: Tensor = draft_model.markov_head(logits, attn_metadata)
         return corrected
+
+
+DRAFTERS = (
+    Drafter(
+        name="DSparkWorker",
+        mode=SpeculativeDecodingMode.DSPARK,
+        worker=lambda setting: in_slots(DSparkWorker, setting),
+        spec_metadata=slotted_metadata,
+        # What is steered is not the head but what corrects it.
+        draft_model=lambda setting: DSparkDraftModel(setting.tracer, setting.steering, LogitsProcessor()),
+        resource_manager=lambda setting: SeqSlotManager(setting.num_slots),
+    ),
+)

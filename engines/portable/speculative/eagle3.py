@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.portable.models import Eagle3DraftModel
+from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
 from engines.portable.speculative.linear import DraftInputs, LinearSpecWorker
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,3 +80,14 @@ class Eagle3OneModelWorker(LinearSpecWorker):
         head = draft_model.mtp_layers[0].shared_head if self.is_mtp_eagle else draft_model.logits_processor
         logits: Tensor = head(hidden_states, draft_model.lm_head, attn_metadata, True)
         return logits
+
+
+DRAFTERS = (
+    Drafter(
+        name="Eagle3OneModelWorker",
+        mode=SpeculativeDecodingMode.EAGLE3_ONE_MODEL,
+        worker=lambda setting: Eagle3OneModelWorker(setting.spec_config),
+        spec_metadata=lambda setting, _: Eagle3OneModelSpecMetadata(**setting.sizes, **setting.capture),
+        draft_model=lambda setting: Eagle3DraftModel(setting.tracer, setting.steering, setting.head()),
+    ),
+)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from engines.portable.attention.backends.trtllm import TARGET_LAYER
+from engines.portable.models import Eagle3DraftModel, SteeredTreeLogitsProcessor
+from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.dynamic_tree_ops import (
     build_dynamic_tree,
     pack_mask,
@@ -15,9 +17,11 @@ from engines.portable.speculative.dynamic_tree_ops import (
     update_kv_cache_draft_token_location,
     verify_dynamic_tree_greedy,
 )
-from engines.portable.speculative.eagle3 import Eagle3OneModelWorker
+from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, Eagle3OneModelWorker
 from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.linear import DraftInputs
+from engines.portable.speculative.mode import SpeculativeDecodingMode
+from engines.portable.speculative.spec_tree_manager import SpecTreeManager
 from scenarios.tracer import PAD_TOKEN
 
 
@@ -280,3 +284,28 @@ class Eagle3OneModelDynamicTreeWorker(Eagle3OneModelWorker):
         storage = spec_metadata.spec_resource_manager.slot_storage
         storage.scatter_to_slot_storage(storage.all_ids_buf[num_contexts : len(drafts)], tree)
         return drafts
+
+
+def tree_manager(setting: Setting) -> SpecTreeManager:
+    """The trees of all requests that may run."""
+    config = setting.spec_config
+    return SpecTreeManager(
+        setting.num_slots, 1 + config.max_total_draft_tokens, setting.max_num_requests, setting.device
+    )
+
+
+DRAFTERS = (
+    Drafter(
+        name="Eagle3OneModelDynamicTreeWorker",
+        mode=SpeculativeDecodingMode.EAGLE3_ONE_MODEL,
+        use_dynamic_tree=True,
+        worker=lambda setting: Eagle3OneModelDynamicTreeWorker(setting.spec_config),
+        spec_metadata=lambda setting, manager: Eagle3OneModelSpecMetadata(
+            **setting.sizes, **setting.capture, spec_resource_manager=manager
+        ),
+        draft_model=lambda setting: Eagle3DraftModel(
+            setting.tracer, setting.steering, SteeredTreeLogitsProcessor(setting.steering, setting.spec_config)
+        ),
+        resource_manager=tree_manager,
+    ),
+)

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor
+from engines.portable.models import HIDDEN_SIZE, MTPDraftModel, MTPEagleDraftModel
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
-from engines.portable.speculative.eagle3 import Eagle3OneModelWorker
+from engines.portable.speculative.drafter import Drafter
+from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, Eagle3OneModelWorker
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 
 class MTPEagleWorker(Eagle3OneModelWorker):
@@ -178,3 +181,24 @@ class MTPWorker(SpecWorkerBase):
             "position_ids": inputs["position_ids"],
             "hidden_states": inputs["hidden_states"].roll(-1, 0).index_copy_(0, last_tokens, hidden_states),
         }
+
+
+DRAFTERS = (
+    Drafter(
+        name="MTPEagleWorker",
+        mode=SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL,
+        worker=lambda setting: MTPEagleWorker(setting.spec_config),
+        spec_metadata=lambda setting, _: Eagle3OneModelSpecMetadata(**setting.sizes, hidden_size=HIDDEN_SIZE),
+        draft_model=lambda setting: MTPEagleDraftModel(setting.tracer, setting.steering, setting.head()),
+    ),
+    Drafter(
+        name="MTPWorker",
+        mode=SpeculativeDecodingMode.MTP,
+        worker=lambda setting: MTPWorker(setting.spec_config),
+        spec_metadata=lambda setting, manager: MTPSpecMetadata(**setting.sizes, mtp_hidden_states_manager=manager),
+        draft_model=lambda setting: MTPDraftModel(setting.tracer, setting.steering, setting.spec_config.max_draft_len),
+        resource_manager=lambda setting: MTPHiddenStatesManager(
+            setting.spec_config.max_draft_len, HIDDEN_SIZE, setting.num_slots, setting.device
+        ),
+    ),
+)

@@ -6,8 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker
+from engines.portable.models import HIDDEN_SIZE, MTPEagleDraftModel, SteeredTreeLogitsProcessor
+from engines.portable.speculative.drafter import Drafter
+from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata
+from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker, tree_manager
 from engines.portable.speculative.interface import DecodingConfig
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 
 class MTPEagleDynamicTreeWorker(Eagle3OneModelDynamicTreeWorker):
@@ -28,3 +32,20 @@ class MTPEagleDynamicTreeWorker(Eagle3OneModelDynamicTreeWorker):
     def _restore_attn_metadata_from_spec_dec(self, attn_metadata: Any) -> None:
         attn_metadata.kv_lens_cuda[: attn_metadata.num_seqs].copy_(self._saved_kv_lens_cuda)
         super()._restore_attn_metadata_from_spec_dec(attn_metadata)
+
+
+DRAFTERS = (
+    Drafter(
+        name="MTPEagleDynamicTreeWorker",
+        mode=SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL,
+        use_dynamic_tree=True,
+        worker=lambda setting: MTPEagleDynamicTreeWorker(setting.spec_config),
+        spec_metadata=lambda setting, manager: Eagle3OneModelSpecMetadata(
+            **setting.sizes, hidden_size=HIDDEN_SIZE, spec_resource_manager=manager
+        ),
+        draft_model=lambda setting: MTPEagleDraftModel(
+            setting.tracer, setting.steering, SteeredTreeLogitsProcessor(setting.steering, setting.spec_config)
+        ),
+        resource_manager=tree_manager,
+    ),
+)

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.portable.models import PARDDraftModel
+from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.interface import SpecMetadata
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.parallel import ParallelSpecWorker
 
 
@@ -95,3 +98,14 @@ class PARDWorker(ParallelSpecWorker):
         starts = spec_metadata.batch_indices_cuda[:num_gens] * (2 * draft_len) + num_accepted[num_contexts:]
         depth = torch.arange(draft_len, dtype=torch.int32, device=starts.device)
         return (starts.unsqueeze(1) + (depth + (attn_metadata.num_ctx_tokens - 1))).flatten()
+
+
+DRAFTERS = (
+    Drafter(
+        name="PARDWorker",
+        mode=SpeculativeDecodingMode.PARD,
+        worker=lambda setting: PARDWorker(setting.spec_config),
+        spec_metadata=lambda setting, _: PARDSpecMetadata(**setting.sizes),
+        draft_model=lambda setting: PARDDraftModel(setting.tracer, setting.steering, setting.head(parallel=True)),
+    ),
+)

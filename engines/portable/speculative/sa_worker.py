@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.portable.models import DraftModel
+from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.interface import (
     INVALID_PROMPT_LOOKAHEAD_TOKEN,
     DecodingConfig,
     SpecMetadata,
     SpecWorkerBase,
 )
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 
 
@@ -92,3 +95,23 @@ class SAWorker(SpecWorkerBase):
         num_contexts = attn_metadata.num_contexts
         is_last_chunk = spec_metadata.context_prompt_lookahead_tokens[:num_contexts] == INVALID_PROMPT_LOOKAHEAD_TOKEN
         return torch.cat([num_accepted[:num_contexts] * is_last_chunk, num_accepted[num_contexts:]])
+
+
+DRAFTERS = (
+    Drafter(
+        name="SAWorker",
+        mode=SpeculativeDecodingMode.SA,
+        worker=lambda setting: SAWorker(setting.spec_config),
+        spec_metadata=lambda setting, manager: SASpecMetadata(**setting.sizes, sa_manager=manager),
+        draft_model=lambda setting: DraftModel(setting.steering),
+        resource_manager=lambda setting: SuffixAutomatonManager(
+            setting.tracer,
+            setting.steering,
+            setting.spec_config.max_draft_len,
+            setting.num_slots,
+            setting.max_num_requests,
+            setting.max_seq_len,
+            setting.device,
+        ),
+    ),
+)

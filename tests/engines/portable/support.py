@@ -10,12 +10,14 @@ from torch import Tensor
 
 from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
-from engines.portable.models import HIDDEN_SIZE
+from engines.portable.models import HIDDEN_SIZE, Steering
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+from engines.portable.speculative.drafter import Setting
 from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
+from engines.tracer import Tracer
 from scenarios import WORKERS as TRAITS
 
 CPU = torch.device("cpu")
@@ -158,7 +160,17 @@ class Batch:
             request.py_draft_tokens = [0] * (width - 1)
         self.manager.add_dummy_requests(gens)
         self.manager.prepare_resources(ScheduledRequests(tuple(contexts), tuple(gens)))
-        self.worker: Any = get_spec_worker(config, num_slots=4, max_seq_len=64, device=CPU)
+        setting = Setting(
+            spec_config=config,
+            max_num_requests=4,
+            max_num_tokens=64,
+            max_seq_len=64,
+            num_slots=4,
+            tracer=Tracer(64, CPU),
+            steering=Steering(4, CPU),
+            device=CPU,
+        )
+        self.worker: Any = get_spec_worker(setting)
         self.draft_model = DraftModel()
         self.attn: Any = attention_metadata(self.manager)
         self.slots = SeqSlotManager(4) if config.keeps_context else None
@@ -166,7 +178,7 @@ class Batch:
             for request in [*gens, *contexts]:
                 self.slots.slot_manager.add_slot(request.py_request_id)
             self.worker._ctx_len[: len(gens)] = torch.tensor(pasts, dtype=torch.int64)
-        self.spec: Any = get_spec_metadata(config, 4, 64, CPU, self.slots)
+        self.spec: Any = get_spec_metadata(setting, self.slots)
         if graph:
             self.attn = self.attn.create_cuda_graph_metadata(len(gens), width - 1)
             self.spec = self.spec.create_cuda_graph_metadata(len(gens))
