@@ -46,7 +46,7 @@ class WorkerContextObserver(ContextObserver):
     def lengths(self, attn: Any, spec: Any) -> dict[str, list[int]]:
         """Columns of the context that each generation is led to, its own or not."""
         worker = self._worker
-        if worker._ctx_len is None:
+        if worker._batch_to_slot is None:
             return {"ctx_len": [0] * attn.num_generations}
         slots = worker._batch_to_slot[attn.num_contexts : attn.num_seqs]
         return {"ctx_len": worker._ctx_len[slots].tolist()}

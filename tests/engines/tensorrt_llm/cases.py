@@ -68,6 +68,13 @@ def varying(worker: str) -> Scenario:
     )
 
 
+def lives(worker: str) -> list[Scenario]:
+    """Those of the three above that the worker can live."""
+    traits = WORKERS[worker]
+    shorter = [varying(worker)] if not traits.fixed_draft_len else []
+    return [life(worker), *([chunked(worker)] if traits.chunked_prefill else []), *shorter]
+
+
 def _row(request: int, agree: int) -> Generation:
     return Generation(request=request, agree=agree)
 
