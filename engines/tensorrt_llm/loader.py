@@ -2,7 +2,7 @@
 
 ``Upstream.active()`` is the only place where process-wide state changes: inside it ``sys.modules`` holds this
 checkout's modules and the stand-ins, an import finder serves further ones (upstream imports some inside
-functions), and ``torch.compile`` and, on CPU, the capture query are replaced. Outside everything is as before,
+functions), and ``torch.compile`` and, on CPU, queries of CUDA are replaced. Outside everything is as before,
 so several checkouts and an installed package can take turns.
 """
 

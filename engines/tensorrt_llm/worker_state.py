@@ -37,7 +37,7 @@ class HiddenStatesResources(MTPHiddenStatesManager):
 class WorkerContextObserver(ContextObserver):
     """Reads the contexts of upstream's DFlash worker, which gives out their slots itself.
 
-    Until its first forward there are neither slots nor contexts.
+    Its first forward makes the buffers, one after the other; until they are there, no context has a column.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -46,7 +46,7 @@ class WorkerContextObserver(ContextObserver):
     def lengths(self, attn: Any, spec: Any) -> dict[str, list[int]]:
         """Columns of the context that each generation is led to, its own or not."""
         worker = self._worker
-        if worker._batch_to_slot is None:
+        if worker._ctx_len is None or worker._batch_to_slot is None:
             return {"ctx_len": [0] * attn.num_generations}
         slots = worker._batch_to_slot[attn.num_contexts : attn.num_seqs]
         return {"ctx_len": worker._ctx_len[slots].tolist()}
