@@ -17,7 +17,14 @@ ENGINES: Final = {
 }
 """Name -> ``module:class``. A name with a colon is taken as such a place itself."""
 DRIVEN: Final = {
-    TENSORRT_LLM: ("Eagle3OneModelWorker", "MTPEagleWorker", "DraftTargetOneModelWorker", "PARDWorker"),
+    TENSORRT_LLM: (
+        "Eagle3OneModelWorker",
+        "MTPEagleWorker",
+        "DraftTargetOneModelWorker",
+        "PARDWorker",
+        "MTPWorker",
+        "DFlashWorker",
+    ),
 }
 """Workers that an engine drives, where it does not drive all of them."""
 DEVICES: Final = ("cpu", "cuda")

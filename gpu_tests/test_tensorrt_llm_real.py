@@ -32,8 +32,8 @@ from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine, doctor
 from engines.tensorrt_llm.leftovers import READ, evidence
 from engines.tensorrt_llm.source import DRIVEN, HOW_TO_PROVIDE, SOURCE_VARIABLE
 from invariants import verify
-from scenarios import Phase, Scenario, StepTrace, Trace, check
-from tests.engines.tensorrt_llm.cases import chunked, failing, life, varying
+from scenarios import WORKERS, Phase, Scenario, StepTrace, Trace, check
+from tests.engines.tensorrt_llm.cases import failing, life, lives, varying
 
 MIXED, WARM_UP = 3, 0
 """Steps of ``life``."""
@@ -52,6 +52,26 @@ KNOWN = {
     "layout-equals-reference": "num_contexts and request types are not put back (PR #17381)",
 }
 """Invariants that these versions of upstream are known to violate in the scenarios of this module, and why."""
+
+LOST_CONTEXT = {
+    "acceptance-equals-reference",
+    "acceptance-follows-agreement",
+    "batch-equals-requests-alone",
+    "ctx-len-counts-committed",
+    "draft-block-follows-context",
+    "draft-context-equals-cache",
+    "drafts-equal-reference",
+    "inputs-equal-reference",
+    "kv-content-equals-reference",
+    "kv-ledger-equals-reference",
+    "kv-lens-equals-reference",
+    "startup-leaves-no-trace",
+}
+"""What follows when DFlash drops the context of a request that a batch leaves out, and when it makes its buffers for
+the rows of a graph: sections 7 to 9 of docs/upstream-findings.md."""
+
+OF_DUMMIES = {"ctx_len", "next_draft_tokens", "next_new_tokens", "position_ids", "num_ctx_per_req"}
+"""Fields in which the dummies of DFlash show their spare slot: which of its rows wins is not defined on a GPU."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +106,14 @@ def _device_survives() -> Iterator[None]:
 
 def values(step: StepTrace) -> list[tuple[tuple[str, int], str, dict[str, object]]]:
     """Fields of a step's sub-steps that do not depend on the run."""
-    return [(s.key, s.phase, {k: v for k, v in s.fields.items() if k not in OWN}) for s in step.substeps]
+    shares_slot = step.phase.is_startup and any("ctx_len" in s.fields for s in step.substeps)
+    left_out = OWN | OF_DUMMIES if shares_slot else OWN
+    return [(s.key, s.phase, {k: v for k, v in s.fields.items() if k not in left_out}) for s in step.substeps]
+
+
+def known(worker: str) -> set[str]:
+    """Invariants that these versions of a worker are known to violate."""
+    return set(KNOWN) | (LOST_CONTEXT if WORKERS[worker].keeps_context else set())
 
 
 def assert_same(on_cuda: Trace, on_cpu: Trace) -> None:
@@ -109,11 +136,10 @@ def without_startup(scenario: Scenario) -> Scenario:
 
 def scenarios_of(engine: TensorrtLlmEngine, worker: str) -> list[Scenario]:
     """Scenarios that this version of the worker can run."""
-    chosen = [life(worker), chunked(worker)]
-    session = engine.open(chosen[0].config)
+    session = engine.open(life(worker).config)
     dynamic = session.features.dynamic_draft_len
     session.close()
-    return [check(scenario) for scenario in ([*chosen, varying(worker)] if dynamic else chosen)]
+    return [check(scenario) for scenario in lives(worker) if dynamic or scenario != varying(worker)]
 
 
 def test_the_doctor_finds_every_worker_or_says_why_not(source: str) -> None:
@@ -134,7 +160,7 @@ def test_traces_are_those_of_the_emulation(cuda: TensorrtLlmEngine, emulated: Te
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_a_whole_life_holds_all_but_what_is_known(cuda: TensorrtLlmEngine, worker: str) -> None:
     verdict = verify(life(worker), lambda scenario: run(cuda, scenario))
-    assert {v.invariant for v in verdict.violations} <= set(KNOWN)
+    assert {v.invariant for v in verdict.violations} <= known(worker)
     assert verdict.counts["acceptance-equals-reference"][0] > 0
 
 
@@ -153,7 +179,7 @@ def test_a_fault_at_any_seam_leaves_the_state_of_the_emulation(
             assert on_cuda.steps[step].fired == 1, f"{site}@{occurrence}"
             assert_same(on_cuda, on_cpu)
             verdict = verify(failed, lambda s: run(cuda, s), relations=False)
-            assert {v.invariant for v in verdict.violations} <= set(KNOWN), f"{site}@{occurrence}"
+            assert {v.invariant for v in verdict.violations} <= known(worker), f"{site}@{occurrence}"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="line sites need Python 3.12")
@@ -171,7 +197,7 @@ def test_a_fault_at_any_line_leaves_the_state_of_the_emulation(
         assert on_cuda.steps[1].fired == 1, site
         assert_same(on_cuda, on_cpu)
         verdict = verify(failed, lambda s: run(cuda, s), relations=False)
-        assert {v.invariant for v in verdict.violations} <= set(KNOWN), site
+        assert {v.invariant for v in verdict.violations} <= known(worker), site
 
 
 @pytest.mark.parametrize("worker", DRIVEN)

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from engines.portable.pyexecutor.llm_request import LlmRequest
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+
+
+class DraftContext(Protocol):
+    """Reads the contexts that a worker keeps, wherever it keeps them."""
+
+    def lengths(self, attn: Any, spec: Any) -> dict[str, list[int]]:
+        """Columns of each generation's context."""
+        ...
+
+    def draft_inputs(self, kwargs: Mapping[str, Any]) -> dict[str, list[int]]:
+        """Inputs of the draft call."""
+        ...
+
+    def content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, list[list[int]]]]:
+        """Position and value of each committed column of each request."""
+        ...
 
 
 class ContextObserver:

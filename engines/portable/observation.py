@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import is_current_stream_capturing
-from engines.portable.context_observation import ContextObserver
+from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
-from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from engines.portable.spec_observation import spec_fields
 from engines.portable.tree_observation import TreeObserver
@@ -54,9 +53,11 @@ class Observer:
 
     While a CUDA graph is being captured nothing on the device can be read, and what is recorded has not run yet:
     device fields of that forward are read at its start and once the graph has run.
+
+    ``context`` reads what a drafter with a context of its own keeps.
     """
 
-    def __init__(self, config: Config, executor: PyExecutor, worker: Any) -> None:
+    def __init__(self, config: Config, executor: PyExecutor, worker: Any, context: DraftContext | None = None) -> None:
         self._config = config
         self._executor = executor
         self._kv_cache_manager = executor.kv_cache_manager
@@ -64,8 +65,7 @@ class Observer:
         self._label = Labels()
         sparse = BACKENDS[config.attention_backend].sparse
         self._sparse = SparseObserver(executor.kv_cache_manager) if sparse else None  # type: ignore[arg-type]
-        slots = executor.spec_resource_manager
-        self._context = ContextObserver(worker, slots) if isinstance(slots, SeqSlotManager) else None
+        self._context = context
         self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
         self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
         self._substeps: list[Substep] = []

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from engines.portable.context_observation import ContextObserver, DraftContext
 from engines.portable.observation import Observer
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import Iteration, PyExecutor
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
 from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError
@@ -40,7 +42,9 @@ class PortableSession:
         self._device = device
         self._executor = self._create_executor(config, device)
         self._model: Any = self._executor.model_engine.model
-        self._observer = Observer(config, self._executor, self._model.spec_worker) if observe else None
+        self._observer = (
+            Observer(config, self._executor, self._model.spec_worker, self._draft_context()) if observe else None
+        )
         self._requests = {request.id: self._llm_request(request) for request in requests}
         self._steps: list[StepTrace] = []
         self._step: Step | None = None
@@ -106,6 +110,11 @@ class PortableSession:
     def _create_executor(self, config: Config, device: torch.device) -> PyExecutor:
         """The engine; a session of one with the same rooms overrides this and ``_line_sites``."""
         return create_py_executor(config, device)
+
+    def _draft_context(self) -> DraftContext | None:
+        """Where a drafter keeps its context, None for one without; to be overridden likewise."""
+        slots = self._executor.spec_resource_manager
+        return ContextObserver(self._model.spec_worker, slots) if isinstance(slots, SeqSlotManager) else None
 
     def _line_sites(self) -> tuple[list[Path], Path]:
         """Folders and files whose lines are fault sites, and what their paths are relative to."""

@@ -20,7 +20,7 @@ def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) 
 
 
 def _mtp_fields(manager: MTPHiddenStatesManager, requests: Collection[int]) -> dict[str, dict[int, Any]]:
-    slots = manager.slot_manager.get_slots(requests)
+    slots = [manager.slot_manager.get_slot(request) for request in requests]
     tokens = manager.mtp_past_tokens_pool[slots].tolist()
     hidden_states = manager.mtp_past_hidden_states_pool[slots, :, 0].tolist()
     return {

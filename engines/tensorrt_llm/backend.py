@@ -63,6 +63,12 @@ def attention_metadata_class(base: Any) -> type:
             )
             self._mla_scheduler_buffers: tuple[torch.Tensor, torch.Tensor] | None = None
 
+        @property
+        def max_seq_len(self) -> int:
+            """Longest KV length of a request."""
+            longest: int = self.kv_cache_manager.max_seq_len
+            return longest
+
         def _device_buffer(self, name: str, *shape: int) -> torch.Tensor:
             buffers, graph = self.cuda_graph_buffers, self.is_cuda_graph
             buffer: torch.Tensor = self.get_empty(buffers, shape, torch.int32, name, graph)

@@ -18,6 +18,11 @@ def is_emulated_stream_capturing() -> bool:
     return CpuGraph.recording
 
 
+def mem_get_info() -> tuple[int, int]:
+    """What ``torch.cuda.mem_get_info`` says without CUDA: free and total bytes, so many that nothing warns."""
+    return 1 << 40, 1 << 40
+
+
 def _is_cuda(value: Any) -> bool:
     if isinstance(value, torch.device):
         return value.type == "cuda"

@@ -21,11 +21,13 @@ from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.speculative.drafter import Setting
 from engines.portable.speculative.interface import DecodingConfig
-from engines.portable.speculative.utils import MODES, get_draft_model
+from engines.portable.speculative.utils import MODES
 from engines.tensorrt_llm.backend import spec_metadata_class
+from engines.tensorrt_llm.drafters import DFLASH_BACKEND, get_draft_model
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.probe import METADATA_CLASSES, arguments_for, fields_for
 from engines.tensorrt_llm.stand_ins import INVALID_PROMPT_LOOKAHEAD_TOKEN, MappingStandIn
+from engines.tensorrt_llm.worker_state import HiddenStatesResources
 from engines.tracer import Tracer
 from scenarios import Config
 from scenarios.tracer import MASK_TOKEN, VOCAB_SIZE
@@ -123,6 +125,7 @@ def _spec_config(upstream: Upstream, config: Config, spec_config: DecodingConfig
         max_total_draft_tokens=spec_config.max_total_draft_tokens,
         tokens_per_gen_step=spec_config.max_total_draft_tokens + 1,
         mask_token_id=MASK_TOKEN,
+        attention_backend=DFLASH_BACKEND,
         sa_config=None,
         use_dynamic_tree=False,
         use_relaxed_acceptance_for_thinking=False,
@@ -143,7 +146,32 @@ def _worker(worker_class: type, spec_config: SimpleNamespace, separate: bool) ->
     return worker
 
 
-def _spec_metadata(upstream: Upstream, worker_class: type, config: Config, spec_config: SimpleNamespace) -> Any:
+def _spec_resources(
+    upstream: Upstream, worker_class: type, config: Config, spec_config: SimpleNamespace
+) -> HiddenStatesResources | None:
+    """Upstream's manager of what a worker keeps per request, None for a worker that keeps nothing or does it itself.
+
+    With a slot per page, as requests that are not in the batch keep theirs and each owns a page.
+    """
+    if not spec_config.spec_dec_mode.is_mtp_vanilla():
+        return None
+    values = {
+        "config": spec_config,
+        "dtype": torch.int64,
+        "hidden_size": HIDDEN_SIZE,
+        "max_num_requests": config.num_blocks,
+    }
+    manager_class = upstream.module_of(worker_class).MTPHiddenStatesManager
+    return HiddenStatesResources(manager_class(**arguments_for(manager_class, values)))
+
+
+def _spec_metadata(
+    upstream: Upstream,
+    worker_class: type,
+    config: Config,
+    spec_config: SimpleNamespace,
+    resources: HiddenStatesResources | None,
+) -> Any:
     metadata_class = getattr(upstream.module_of(worker_class), METADATA_CLASSES[config.worker])
     no_token = getattr(upstream.interface, "INVALID_PROMPT_LOOKAHEAD_TOKEN", INVALID_PROMPT_LOOKAHEAD_TOKEN)
     eagle3 = not spec_config.spec_dec_mode.is_mtp_eagle_one_model()
@@ -159,6 +187,8 @@ def _spec_metadata(upstream: Upstream, worker_class: type, config: Config, spec_
         "hidden_size": HIDDEN_SIZE,
         "layers_to_capture": tuple(range(NUM_LAYERS)) if eagle3 else None,
         "dtype": torch.int64,
+        "mtp_num_modules": config.max_draft_len,
+        "mtp_hidden_states_manager": resources and resources.manager,
     }
     driven: Any = spec_metadata_class(metadata_class, no_token)
     return driven(**fields_for(metadata_class, values))
@@ -188,7 +218,7 @@ def create_py_executor(
         mask_token_id=MASK_TOKEN,
     )
     manager = KVCacheManager(
-        num_layers=2,
+        num_layers=1 + decoding.num_draft_layers,
         num_blocks=config.num_blocks,
         tokens_per_block=config.tokens_per_block,
         max_seq_len=config.max_seq_len,
@@ -197,7 +227,8 @@ def create_py_executor(
         device=device,
     )
     draft_manager = DraftKVCacheManager(manager)
-    tracer = Tracer(manager.max_blocks_per_seq * config.tokens_per_block, device)
+    slots = manager.max_blocks_per_seq * config.tokens_per_block
+    tracer = Tracer(slots, device, max_shift=decoding.num_draft_layers)
     setting = Setting(
         spec_config=decoding,
         max_num_requests=config.max_num_requests,
@@ -210,6 +241,7 @@ def create_py_executor(
     )
     spec_config = _spec_config(upstream, config, decoding)
     worker = _worker(worker_class, spec_config, options.separate_draft_kv_cache)
+    resources = _spec_resources(upstream, worker_class, config, spec_config)
     model_engine = ModelEngine(
         upstream.metadata_class,
         draft_manager,
@@ -217,11 +249,11 @@ def create_py_executor(
             tracer, get_draft_model(setting), worker, ResourceManager(draft_manager), options.metadata
         ),
         spec_config=decoding,
-        spec_metadata=_spec_metadata(upstream, worker_class, config, spec_config),
+        spec_metadata=_spec_metadata(upstream, worker_class, config, spec_config, resources),
         kv_cache_manager=manager,
         cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, device),
         max_num_requests=config.max_num_requests,
         max_num_tokens=config.max_num_tokens,
         device=device,
     )
-    return PyExecutor(model_engine, manager, SpecSampler(), config.error_budget)
+    return PyExecutor(model_engine, manager, SpecSampler(), config.error_budget, resources)

@@ -2,7 +2,7 @@
 
 ``Upstream.active()`` is the only place where process-wide state changes: inside it ``sys.modules`` holds this
 checkout's modules and the stand-ins, an import finder serves further ones (upstream imports some inside
-functions), and ``torch.compile`` and, on CPU, the capture query are replaced. Outside everything is as before,
+functions), and ``torch.compile`` and, on CPU, queries of CUDA are replaced. Outside everything is as before,
 so several checkouts and an installed package can take turns.
 """
 
@@ -23,7 +23,7 @@ import torch
 
 from engines.process import replaced, take_out
 from engines.tensorrt_llm.backend import attention_metadata_class
-from engines.tensorrt_llm.cpu import CudaOnCpu, is_emulated_stream_capturing
+from engines.tensorrt_llm.cpu import CudaOnCpu, is_emulated_stream_capturing, mem_get_info
 from engines.tensorrt_llm.source import (
     ATTENTION_PACKAGES,
     DRIVEN,
@@ -176,6 +176,7 @@ class Upstream:
             if self.emulated:
                 name = "is_current_stream_capturing"
                 stack.enter_context(replaced(torch.cuda, name, is_emulated_stream_capturing))
+                stack.enter_context(replaced(torch.cuda, "mem_get_info", mem_get_info))
                 stack.enter_context(CudaOnCpu())
             self._depth = 1
             try:

@@ -22,6 +22,8 @@ METADATA_CLASSES = {
     "MTPEagleWorker": "Eagle3OneModelSpecMetadata",
     "DraftTargetOneModelWorker": "DraftTargetOneModelSpecMetadata",
     "PARDWorker": "PARDSpecMetadata",
+    "MTPWorker": "MTPSpecMetadata",
+    "DFlashWorker": "DFlashSpecMetadata",
 }
 """Worker -> its metadata class, which is in the same module."""
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import torch
 
+from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.session import PortableSession
 from engines.tensorrt_llm.cpu import EMULATED_DEVICE
 from engines.tensorrt_llm.executor import Options, create_py_executor
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.probe import capabilities
+from engines.tensorrt_llm.worker_state import WorkerContextObserver
 from faults import Seam
 from scenarios import Config, Request, Step, StepTrace, Trace, UsageError
 
@@ -73,6 +75,9 @@ class TensorrtLlmSession(PortableSession):
 
     def _create_executor(self, config: Config, device: torch.device) -> PyExecutor:
         return create_py_executor(self._upstream, self._worker_class, config, device, self._options)
+
+    def _draft_context(self) -> DraftContext | None:
+        return WorkerContextObserver(self._model.spec_worker) if self._config.traits.keeps_context else None
 
     def _line_sites(self) -> tuple[list[Path], Path]:
         return [Path(file) for file in self._upstream.files.values()], self._upstream.source.root

@@ -26,7 +26,14 @@ ATTENTION_PACKAGES = ("attention.backends", "attention_backend")
 
 SPECULATIVE = f"{PACKAGE}._torch.speculative"
 
-DRIVEN: Final = ("Eagle3OneModelWorker", "MTPEagleWorker", "DraftTargetOneModelWorker", "PARDWorker")
+DRIVEN: Final = (
+    "Eagle3OneModelWorker",
+    "MTPEagleWorker",
+    "DraftTargetOneModelWorker",
+    "PARDWorker",
+    "MTPWorker",
+    "DFlashWorker",
+)
 """Workers that the suite has a driver for."""
 
 

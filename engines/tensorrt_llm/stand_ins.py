@@ -216,6 +216,11 @@ def behaviours(
             "TrtllmAttentionMetadata": lambda: metadata_class(_imported(interface, "AttentionMetadata")()),
         },
         f"{attention}.sparse.dsa": {"is_dsa_cache_manager": _value(lambda manager: False)},
+        f"{torch_package}.pyexecutor.cuda_graph_runner": {"CUDA_GRAPH_DUMMY_REQUEST_ID": _value((1 << 64) - 1)},
+        # Upstream's is 0, which is the id of a request here.
+        f"{torch_package}.pyexecutor.llm_request": {"ATTENTION_DP_DUMMY_REQUEST_ID": _value(-1)},
+        f"{SPECULATIVE}.accept_stats": {"maybe_create_recorder": _value(lambda max_draft_len, rank: None)},
+        f"{SPECULATIVE}.utils": {"get_num_extra_kv_tokens": _value(lambda spec_config: spec_config.max_draft_len - 1)},
         f"{SPECULATIVE}.mtp": {"_select_mtp_position_ids": _value(select_position_ids)},
         f"{SPECULATIVE}.mtp_tail_trim": {"mtp_tail_trim_enabled": _value(lambda: False)},
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fuzz import options
+from fuzz.engines import workers
 from museum import BUGS, Bug
 from scenarios import WORKERS, UsageError
 
@@ -139,7 +140,7 @@ def test_a_target_is_checked() -> None:
         "seed": 0,
     }
     assert options.target(**good).workers == tuple(WORKERS)  # type: ignore[arg-type]
-    assert options.target(**{**good, "engine": "tensorrt_llm"}).workers == tuple(WORKERS)[:4]  # type: ignore[arg-type]
+    assert options.target(**{**good, "engine": "tensorrt_llm"}).workers == workers("tensorrt_llm")  # type: ignore[arg-type]
     for field, value, error in (
         ("engine", "portible", "--engine: no engine is called 'portible'; did you mean 'portable'?"),
         ("device", "gpu", "--device: no device is called 'gpu'; write cpu or cuda"),

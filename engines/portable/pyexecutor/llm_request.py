@@ -30,6 +30,11 @@ class LlmRequest:
     py_rewind_len: int = 0
 
     @property
+    def request_id(self) -> int:
+        """Its id, by the name that upstream's resource managers read."""
+        return self.py_request_id
+
+    @property
     def py_prompt_len(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt)

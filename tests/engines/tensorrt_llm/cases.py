@@ -25,14 +25,14 @@ def life(worker: str) -> Scenario:
         Step(draft_len=KMAX, contexts=(Context(request=0, chunk=5, agree=first), Context(request=1, chunk=3))),
         Step(
             draft_len=KMAX,
-            contexts=(Context(request=2, chunk=2, agree=agree),),
+            contexts=(Context(request=2, chunk=3, agree=agree),),
             generations=(_row(0, 3), _row(1, 1)),
         ),
         Step(draft_len=KMAX, phase=Phase.REPLAY, generations=(_row(0, 1), _row(2, 3))),
         Step(draft_len=KMAX, generations=(_row(2, 0), _row(1, 3)), finish=(1,)),
         Step(draft_len=KMAX, generations=(_row(0, 2),)),
     )
-    return Scenario(config=Config(worker=worker, max_draft_len=KMAX), requests=_requests(5, 3, 2), steps=steps)
+    return Scenario(config=Config(worker=worker, max_draft_len=KMAX), requests=_requests(5, 3, 3), steps=steps)
 
 
 def chunked(worker: str) -> Scenario:
@@ -68,6 +68,13 @@ def varying(worker: str) -> Scenario:
     )
 
 
+def lives(worker: str) -> list[Scenario]:
+    """Those of the three above that the worker can live."""
+    traits = WORKERS[worker]
+    shorter = [varying(worker)] if not traits.fixed_draft_len else []
+    return [life(worker), *([chunked(worker)] if traits.chunked_prefill else []), *shorter]
+
+
 def _row(request: int, agree: int) -> Generation:
     return Generation(request=request, agree=agree)
 
@@ -76,9 +83,9 @@ def failing(scenario: Scenario, step: int, site: str, occurrence: int = 1, kind:
     """The scenario up to ``step``, which fails there, and after it two new requests in a step each."""
     fault = Fault(site=site, occurrence=occurrence, kind=FaultKind(kind))
     served = max(request.id for request in scenario.requests) + 1
-    later = tuple(Step(draft_len=KMAX, contexts=(Context(request=served + i, chunk=n),)) for i, n in enumerate((3, 2)))
+    later = tuple(Step(draft_len=KMAX, contexts=(Context(request=served + i, chunk=n),)) for i, n in enumerate((3, 4)))
     return replace(
         scenario,
-        requests=(*scenario.requests, Request(id=served, prompt_len=3), Request(id=served + 1, prompt_len=2)),
+        requests=(*scenario.requests, Request(id=served, prompt_len=3), Request(id=served + 1, prompt_len=4)),
         steps=(*scenario.steps[:step], replace(scenario.steps[step], fault=fault, finish=()), *later),
     )

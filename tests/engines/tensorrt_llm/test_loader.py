@@ -151,6 +151,12 @@ def test_capture_is_emulated(upstream, monkeypatch):
         assert not is_current_stream_capturing()
 
 
+def test_memory_is_plenty_where_there_is_no_cuda(upstream):
+    with upstream.active():
+        free, total = torch.cuda.mem_get_info()
+    assert 0 < free <= total
+
+
 def test_members_that_a_newer_worker_wants_are_added_and_named(tree):
     upstream = Upstream(open_source(tree("post-fix", draft_target="settled")), emulated=True)
     worker = upstream.load("DraftTargetOneModelWorker")

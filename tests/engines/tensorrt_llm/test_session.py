@@ -14,8 +14,8 @@ from engines.portable import PortableEngine
 from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine
 from engines.tensorrt_llm.source import DRIVEN
 from invariants import verify
-from scenarios import Config, Phase, ScenarioError, Step, UsageError, check
-from tests.engines.tensorrt_llm.cases import KMAX, chunked, failing, life, varying
+from scenarios import WORKERS, Config, Phase, ScenarioError, Step, UsageError, check
+from tests.engines.tensorrt_llm.cases import KMAX, chunked, failing, life, lives, varying
 from tests.fixtures.tensorrt_llm_tree import LAYOUTS
 
 MIXED = 3
@@ -39,9 +39,9 @@ def violated(scenario, engine, **options):
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_classes_that_leave_nothing_behind_hold_every_invariant(engine, worker, layout):
     settled = engine("settled", layout)
-    assert violated(life(worker), settled, relations=layout == LAYOUTS[0]) == set()
-    assert violated(chunked(worker), settled, relations=False) == set()
-    assert violated(varying(worker), settled, relations=False) == set()
+    for scenario in lives(worker):
+        whole = scenario == life(worker) and layout == LAYOUTS[0]
+        assert violated(scenario, settled, relations=whole) == set()
 
 
 @pytest.mark.parametrize("worker", DRIVEN)
@@ -79,7 +79,11 @@ def test_the_trace_is_that_of_the_portable_engine_and_both_leave_the_process_as_
     assert (dict(vars(torch)), dict(vars(torch.cuda))) == attributes
     assert run(PortableEngine(), scenario) == before
     assert (real.engine, real.device) == ("tensorrt_llm", "cpu (emulated)")
-    assert [values(step) for step in real.steps] == [values(step) for step in before.steps]
+    compared = real.steps, before.steps
+    if WORKERS[worker].feeds_history or WORKERS[worker].keeps_context:
+        # What dummies are drafted for depends on the slots that they were given.
+        compared = [[step for step in steps if not step.phase.is_startup] for steps in compared]
+    assert [values(step) for step in compared[0]] == [values(step) for step in compared[1]]
 
 
 def values(step):
@@ -89,12 +93,12 @@ def values(step):
     return step.outcome, step.fired, substeps
 
 
-@pytest.mark.parametrize("worker", ["DraftTargetOneModelWorker", "PARDWorker"])
+@pytest.mark.parametrize("worker", ["DraftTargetOneModelWorker", "PARDWorker", "MTPWorker", "DFlashWorker"])
 def test_a_fault_at_any_seam_of_settled_classes_is_cleaned_up(engine, worker):
     settled, scenario = engine(), without_startup(life(worker))
     trace = run(settled, scenario, record=[SEAMS])
     sites = trace.steps[1].sites
-    assert {"draft_model.forward", "attn_metadata.update_for_spec_dec", "worker.sample_draft_tokens"} <= set(sites)
+    assert {"draft_model.forward", "attn_metadata.on_update", "worker.sample_draft_tokens"} <= set(sites)
     for site in sites:
         assert violated(failing(scenario, 1, site), settled, relations=False) == set(), site
 
@@ -113,7 +117,7 @@ def test_every_torch_call_is_a_site(engine):
     assert violated(fault, engine(), relations=False) == set()
 
 
-@pytest.mark.parametrize(("worker", "layout"), [*zip(DRIVEN, LAYOUTS * 2, strict=True)])
+@pytest.mark.parametrize(("worker", "layout"), [*zip(DRIVEN, LAYOUTS * 3, strict=True)])
 def test_before_the_fix_a_tolerated_failure_fails_every_later_step(engine, worker, layout):
     old = engine("pre-fix", layout)
     scenario = failing(life(worker), MIXED, "draft_model.forward")
