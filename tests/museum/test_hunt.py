@@ -46,7 +46,13 @@ def test_a_defect_is_found_within_a_few_hundred_scenarios(id: str) -> None:
     clean = scenarios(workers=workers, backends=ENGINE.backends)
     failing = faulted_scenarios(record=_sites, workers=workers, backends=ENGINE.backends)
 
-    @settings(max_examples=CASES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=CASES,
+        phases=[Phase.generate],
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.one_of(clean, failing))
     def search(scenario: Scenario) -> None:
         if verify(scenario, partial(run, ENGINE)).violations:

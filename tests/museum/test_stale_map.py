@@ -42,6 +42,7 @@ def _hunt(worker: str, cases: int, only: tuple[str, ...] | None = None, **limits
         max_examples=cases,
         phases=[Phase.generate],
         database=None,
+        report_multiple_bugs=False,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
@@ -62,7 +63,7 @@ def _hunt(worker: str, cases: int, only: tuple[str, ...] | None = None, **limits
 @pytest.mark.parametrize("limits", [{"max_num_requests": 1}, {"max_draft_len": 1}], ids=["batch of one", "one draft"])
 @EACH
 def test_nothing_shows_it_in(worker: str, limits: dict[str, Any]) -> None:
-    assert _hunt(worker, 15, **limits) is None
+    assert _hunt(worker, 8, **limits) is None
 
 
 @pytest.mark.parametrize("only", [MAP, ACCEPTANCE])

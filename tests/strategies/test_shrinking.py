@@ -51,7 +51,7 @@ def test_the_simplest_generation() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [0])
 def test_a_leak_after_a_failure_takes_two_requests_and_two_steps(seed: int) -> None:
     def leaks(scenario: Scenario) -> bool:
         """State that a failing draft call leaves behind, and that the next batch meets."""
