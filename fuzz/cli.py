@@ -139,7 +139,7 @@ def run(
     seed: SeedOption = 0,
     max_cases: Annotated[
         int | None,
-        typer.Option("--max-cases", metavar="N", help="Scenarios, shared by the workers. [default: 150 each]"),
+        typer.Option("--max-cases", metavar="N", help="Scenarios, shared by the workers. [default: 100 each]"),
     ] = None,
     workers: WorkersOption = None,
     as_json: JsonOption = False,
@@ -357,7 +357,7 @@ def acceptance(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="workers, invariants, sites or bugs.")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="workers, metadata, invariants, sites or bugs.")],
     engine: EngineOption = "portable",
     device: DeviceOption = "cpu",
     trtllm_source: SourceOption = None,
@@ -365,7 +365,7 @@ def list_(
     faults: FaultsOption = "seams",
     as_json: JsonOption = False,
 ) -> int:
-    """List workers, invariants, fault sites or seeded defects."""
+    """List workers, metadata classes, invariants, fault sites or seeded defects."""
     from fuzz import commands, listing, options
 
     target = options.target(

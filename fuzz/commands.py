@@ -32,7 +32,7 @@ from fuzz.unit import Unit
 from invariants import all_invariants, find
 from scenarios import Finding, UsageError, finding_to_json
 
-RUN_CASES: Final = 150
+RUN_CASES: Final = 100
 """Scenarios of each worker in a bounded run."""
 BUG_CASES: Final = 2000
 """Scenarios after which a seeded defect counts as not found."""

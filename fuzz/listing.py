@@ -1,7 +1,9 @@
-"""What there is to choose from: workers, invariants, fault sites, seeded defects."""
+"""What there is to choose from: workers, metadata classes, invariants, fault sites, seeded defects."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Any, Final
 
 import fuzz.engines
@@ -11,7 +13,7 @@ from fuzz.options import Target
 from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, UsageError, closest
 from scenarios import check as check_scenario
 
-KINDS: Final = ("workers", "invariants", "sites", "bugs")
+KINDS: Final = ("workers", "metadata", "invariants", "sites", "bugs")
 
 Rows = list[dict[str, Any]]
 
@@ -20,12 +22,46 @@ def rows(what: str, target: Target) -> Rows:
     """The list of that name; ``UsageError`` if there is none. ``target`` says what sites to look for."""
     if what not in KINDS:
         raise UsageError(f"WHAT: there is no list of {what!r}; {closest(what, KINDS)}")
-    return sites(target) if what == "sites" else {"workers": workers, "invariants": invariants, "bugs": bugs}[what]()
+    if what == "sites":
+        return sites(target)
+    return {"workers": workers, "metadata": metadata, "invariants": invariants, "bugs": bugs}[what]()
 
 
 def workers() -> Rows:
     """Workers by class name."""
     return [{"name": w.name, "summary": w.summary} for w in WORKERS.values()]
+
+
+def metadata() -> Rows:
+    """Classes of the portable engine that hold what a step or a request is about, by what they are for."""
+    try:
+        package = import_module("engines.portable")
+        interface = import_module("engines.portable.attention.backends.interface")
+        speculative = import_module("engines.portable.speculative.interface")
+        resources = import_module("engines.portable.pyexecutor.resource_manager")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"WHAT: the list of metadata needs {error.name}; see `specfuzz doctor`") from error
+    for module in walk_packages(package.__path__, "engines.portable."):
+        import_module(module.name)
+    roots: dict[str, type[Any]] = {
+        "attention": interface.AttentionMetadata,
+        "speculation": speculative.SpecMetadata,
+        "per request": resources.SpecResourceManager,
+        "KV cache": resources.KVCacheManager,
+    }
+    return [
+        {"name": c.__name__, "summary": (c.__doc__ or "").splitlines()[0], "kind": kind}
+        for kind, root in roots.items()
+        for c in _family(root)
+    ]
+
+
+def _family(root: type[Any]) -> list[type[Any]]:
+    """A class and all that derive from it, of the portable engine."""
+    found = [root]
+    for c in root.__subclasses__():
+        found += [d for d in _family(c) if d not in found and d.__module__.startswith("engines.portable.")]
+    return found
 
 
 def invariants() -> Rows:

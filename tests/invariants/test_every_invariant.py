@@ -165,7 +165,8 @@ def test_a_substep_that_an_engine_cannot_observe_is_missed_once(name: str) -> No
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_an_engine_cannot_observe_is_no_violation(field: str) -> None:
-    for scenario in FEW:
+    shown = [f for f in FEW if any(field in s for step in dressed(f).steps for s in step.substeps)]
+    for scenario in shown[::2]:
         steps = tuple(
             replace(step, substeps=tuple(replace(s, fields=_without(s.fields, field)) for s in step.substeps))
             for step in dressed(scenario).steps
