@@ -26,6 +26,8 @@ _TOPK: Final = (2, 1, 3, 4, 8, 128)
 _TREE_TOPK: Final = (2, 3, 4)
 _MAX_DEPTH: Final = 4
 """Depth of the deepest tree that is drawn; wide ones cost time, and width is what goes wrong."""
+_TREE_BLOCKS: Final = 256
+"""Pages where each generation feeds a tree: with the default, batches of several would hardly ever fit."""
 _MAX_NODES: Final = 34
 _WORD: Final = 32
 """Draft nodes that would fit into one word of a mask, if there were not the root beside them."""
@@ -109,6 +111,7 @@ def _configs(
         worker=worker,
         max_draft_len=draft_len,
         tokens_per_block=block,
+        num_blocks=_TREE_BLOCKS if nodes else Config.num_blocks,
         max_num_requests=max_rows,
         graph_warmup_runs=_RUNS[runs],
         error_budget=_BUDGETS[budget],
