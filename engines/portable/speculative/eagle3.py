@@ -82,6 +82,13 @@ class Eagle3OneModelWorker(LinearSpecWorker):
         return logits
 
 
+class MTPEagleWorker(Eagle3OneModelWorker):
+    """The worker of mode MTP_EAGLE_ONE_MODEL; its loop is the base's, which the mode steers.
+
+    PR #12353 merged the two; ``mtp``, where the class was before, still has its name.
+    """
+
+
 DRAFTERS = (
     Drafter(
         name="Eagle3OneModelWorker",

@@ -12,13 +12,9 @@ from engines.portable._utils import host_tensor
 from engines.portable.models import HIDDEN_SIZE, MTPDraftModel, MTPEagleDraftModel
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.drafter import Drafter
-from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, Eagle3OneModelWorker
+from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, MTPEagleWorker
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
 from engines.portable.speculative.mode import SpeculativeDecodingMode
-
-
-class MTPEagleWorker(Eagle3OneModelWorker):
-    """The worker of mode MTP_EAGLE_ONE_MODEL; its loop is the base's, which the mode steers."""
 
 
 class MTPHiddenStatesManager(SpecResourceManager):
