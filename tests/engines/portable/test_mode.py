@@ -32,7 +32,7 @@ def test_names_are_read_in_any_case() -> None:
 
 
 def test_what_hangs_on_the_question_that_12353_narrowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PR #12353 let ``is_mtp_one_model`` mean vanilla MTP alone, and it was widened again: for MTP-Eagle much follows."""
+    """PR #12353 let ``is_mtp_one_model`` mean vanilla MTP alone; it was widened again, as much follows from it."""
     narrowed = SpeculativeDecodingMode.is_mtp_vanilla
     monkeypatch.setattr(SpeculativeDecodingMode, "is_mtp_one_model", narrowed)
     mtp_eagle = SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL
