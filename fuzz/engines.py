@@ -24,6 +24,7 @@ DRIVEN: Final = {
         "PARDWorker",
         "MTPWorker",
         "DFlashWorker",
+        "MTPEagleDynamicTreeWorker",
     ),
 }
 """Workers that an engine drives, where it does not drive all of them."""

@@ -38,6 +38,9 @@ def attention_metadata_class(base: Any) -> type:
         """Buffers are ``max_num_requests`` rows long and keep their address.
 
         draft_kv_cache_block_offsets  block table of the draft manager, None without one; other fields: see above
+        spec_tree_width  most rows of a sequence that masks speak of; 0 for linear drafts. The buffers of trees are laid
+            out as the portable class has them, and shared by the copies that belong to graphs
+        slot_storage  where the trees of requests are kept
         """
 
         is_spec_decoding_enabled: bool = False
@@ -46,6 +49,8 @@ def attention_metadata_class(base: Any) -> type:
         spec_decoding_position_offsets: torch.Tensor | None = None
         spec_decoding_position_offsets_cpp: torch.Tensor | None = None
         spec_decoding_generation_lengths: torch.Tensor | None = None
+        spec_tree_width: int = 0
+        slot_storage: Any = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -62,6 +67,18 @@ def attention_metadata_class(base: Any) -> type:
                 "draft_kv_cache_block_offsets", self.draft_kv_cache_manager
             )
             self._mla_scheduler_buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+            if self.spec_tree_width and not self.is_cuda_graph:
+                self._create_tree_buffers(rows, self.spec_tree_width)
+
+        def _create_tree_buffers(self, rows: int, width: int) -> None:
+            self.spec_decoding_packed_mask = self._device_buffer("packed_mask", rows, width, -(-width // 32))
+            self.spec_decoding_position_offsets = self._device_buffer("position_offsets", rows * width)
+            self.spec_decoding_generation_lengths = self._device_buffer("generation_lengths", rows)
+            self._tree_buffers = (
+                self.spec_decoding_packed_mask, self.spec_decoding_position_offsets,
+                self.spec_decoding_generation_lengths,
+            )  # fmt: skip
+            self.update_position_offsets_for_cpp(width)
 
         @property
         def max_seq_len(self) -> int:
@@ -117,7 +134,9 @@ def attention_metadata_class(base: Any) -> type:
 
         def mla_scheduler_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
             """Running totals of the query and of the KV lengths, from 0 on: two of int32 [n + 1], device."""
-            if self._mla_scheduler_buffers is None:
+            # The worker of trees calls no hook between its first change of lengths and its first draft forward. Kernels
+            # that read the lengths themselves, which is all that trees need, do not notice.
+            if self._mla_scheduler_buffers is None or self.spec_tree_width:
                 lens = self.seq_lens_cuda, self.kv_lens_cuda[: self.num_seqs]
                 query, kv = (torch.nn.functional.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in lens)
                 self._mla_scheduler_buffers = query, kv
@@ -126,8 +145,14 @@ def attention_metadata_class(base: Any) -> type:
         def update_spec_dec_param(
             self, is_spec_decoding_enabled: bool, spec_metadata: Any, batch_size: int = 0, num_contexts: int = 0
         ) -> None:
-            """Tell the kernels how many rows each generation feeds; linear drafts, one mask for all requests."""
+            """Tell the kernels how many rows each generation feeds, and what they see of each other.
+
+            Linear drafts have one mask for all requests; trees come from the slots of the batch's generations.
+            """
             self.is_spec_decoding_enabled = self.use_spec_decoding = is_spec_decoding_enabled
+            if self.spec_tree_width:
+                self._lay_out_trees(self.slot_storage.all_ids_buf[num_contexts:batch_size])
+                return
             rows, width = self.max_num_requests, spec_metadata.runtime_tokens_per_gen_step
             if self.spec_decoding_generation_lengths is None:
                 self.spec_decoding_generation_lengths = self._device_buffer("generation_lengths", rows)
@@ -136,6 +161,20 @@ def attention_metadata_class(base: Any) -> type:
             offsets, mask = linear_tables(rows, width, device)
             self.spec_decoding_position_offsets = self.spec_decoding_position_offsets_cpp = offsets
             self.spec_decoding_packed_mask = mask
+
+        def _lay_out_trees(self, slots: torch.Tensor) -> None:
+            """Masks, offsets and lengths of the trees in ``slots``, int64 [G]."""
+            storage, packed, offsets, lengths = self.slot_storage, *self._tree_buffers
+            masks, depths = storage.packed_mask.index_select(0, slots), storage.position_offsets.index_select(0, slots)
+            sequences, nodes, words = masks.shape
+            packed[:sequences].zero_()
+            packed[:sequences, :nodes, :words].copy_(masks)
+            offsets[: depths.numel()].copy_(depths.flatten())
+            lengths[:sequences].fill_(nodes)
+
+        def update_position_offsets_for_cpp(self, query_len: int) -> None:
+            """Show the kernels the offsets, which lie as they read them."""
+            self.spec_decoding_position_offsets_cpp = self.spec_decoding_position_offsets
 
     return TrtllmAttentionMetadata
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from engines.portable import models
-from engines.portable.models import DraftModel, Steering
+from engines.portable.models import DraftModel, SteeredTreeLogitsProcessor, Steering
 from engines.portable.speculative import utils
 from engines.portable.speculative.drafter import Setting
+from engines.tensorrt_llm.trees import probability_logits
 from engines.tracer import Tracer
 
 DFLASH_BACKEND: Final = "VANILLA"
@@ -60,8 +61,36 @@ class DFlashDraftModel(models.DFlashDraftModel):
         )
 
 
+class TreeHead(SteeredTreeLogitsProcessor):
+    """The steered head of trees, for a worker that takes the softmax of its logits and multiplies."""
+
+    def forward(
+        self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
+    ) -> Tensor:
+        return probability_logits(super().forward(hidden_states, lm_head, attn_metadata))
+
+
+class MTPEagleTreeLayer(models.MTPEagleLayer):
+    """The MTP layer, which trees of drafts do not show the metadata of speculation."""
+
+    def forward(self, **inputs: Any) -> Tensor:
+        return super().forward(**{"spec_metadata": None, **inputs})
+
+
+class MTPEagleTreeDraftModel(DraftModel):
+    """MTP-Eagle with trees: ``mtp_layers[0]`` with its ``shared_head``, and ``embed_tokens``."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting.steering)
+        self.embed_tokens = None
+        head = TreeHead(setting.steering, setting.spec_config)
+        self.mtp_layers = nn.ModuleList([MTPEagleTreeLayer(setting.tracer, head)])
+
+
 def get_draft_model(setting: Setting) -> DraftModel:
     """The draft model that upstream's worker of the mode calls."""
     if setting.spec_config.spec_dec_mode.is_dflash():
         return DFlashDraftModel(setting.tracer, setting.steering, setting.head(parallel=True))
+    if setting.spec_config.use_dynamic_tree:
+        return MTPEagleTreeDraftModel(setting)
     return utils.get_draft_model(setting)

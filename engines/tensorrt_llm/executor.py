@@ -27,8 +27,9 @@ from engines.tensorrt_llm.drafters import DFLASH_BACKEND, get_draft_model
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.probe import METADATA_CLASSES, arguments_for, fields_for
 from engines.tensorrt_llm.stand_ins import INVALID_PROMPT_LOOKAHEAD_TOKEN, MappingStandIn
+from engines.tensorrt_llm.trees import TreeKVCacheManager, TreeResources, tree_resources
 from engines.tensorrt_llm.worker_state import HiddenStatesResources
-from engines.tracer import Tracer
+from engines.tracer import Tracer, TreeTracer
 from scenarios import Config
 from scenarios.tracer import MASK_TOKEN, VOCAB_SIZE
 
@@ -62,12 +63,12 @@ class DraftKVCacheManager:
 class ResourceManager:
     """Gives a worker the manager that it asks for by type."""
 
-    def __init__(self, draft_kv_cache_manager: DraftKVCacheManager) -> None:
-        self._draft = draft_kv_cache_manager
+    def __init__(self, **managers: Any) -> None:
+        self._managers = managers
 
-    def get_resource_manager(self, kind: Any) -> DraftKVCacheManager | None:
-        """The draft KV-cache manager; there is no other."""
-        return self._draft if getattr(kind, "name", "") == "DRAFT_KV_CACHE_MANAGER" else None
+    def get_resource_manager(self, kind: Any) -> Any:
+        """The manager of that name; None if there is none."""
+        return self._managers.get(getattr(kind, "name", ""))
 
 
 class OneEngineModel(SpecDecOneEngineForCausalLM):
@@ -103,9 +104,11 @@ class OneEngineModel(SpecDecOneEngineForCausalLM):
 
 
 class ModelEngine(PyTorchModelEngine):
-    """The portable model engine with upstream's attention metadata."""
+    """The portable model engine with upstream's attention metadata; ``slot_storage`` holds trees of drafts."""
 
-    def __init__(self, metadata_class: Any, draft_kv_cache_manager: DraftKVCacheManager, **parts: Any) -> None:
+    def __init__(
+        self, metadata_class: Any, draft_kv_cache_manager: DraftKVCacheManager, slot_storage: Any, **parts: Any
+    ) -> None:
         super().__init__(**parts)
         self.attn_metadata = metadata_class(
             max_num_requests=parts["max_num_requests"],
@@ -113,11 +116,13 @@ class ModelEngine(PyTorchModelEngine):
             kv_cache_manager=parts["kv_cache_manager"],
             draft_kv_cache_manager=draft_kv_cache_manager,
             mapping=MappingStandIn(),
+            spec_tree_width=parts["spec_config"].spec_tree_width,
+            slot_storage=slot_storage,
         )
 
 
 def _spec_config(upstream: Upstream, config: Config, spec_config: DecodingConfig) -> SimpleNamespace:
-    """What workers read of a decoding configuration; nothing but linear, greedy drafting is switched on."""
+    """What workers read of a decoding configuration; nothing but greedy drafting is switched on."""
     mode = upstream.interface.SpeculativeDecodingMode[spec_config.spec_dec_mode.name]
     return SimpleNamespace(
         spec_dec_mode=mode,
@@ -127,7 +132,9 @@ def _spec_config(upstream: Upstream, config: Config, spec_config: DecodingConfig
         mask_token_id=MASK_TOKEN,
         attention_backend=DFLASH_BACKEND,
         sa_config=None,
-        use_dynamic_tree=False,
+        use_dynamic_tree=spec_config.use_dynamic_tree,
+        dynamic_tree_max_topK=spec_config.dynamic_tree_max_topK,
+        _max_batch_size=config.max_num_requests,
         use_relaxed_acceptance_for_thinking=False,
         _use_shared_kv_cache=False,
         _allow_separate_draft_kv_cache=True,
@@ -147,12 +154,14 @@ def _worker(worker_class: type, spec_config: SimpleNamespace, separate: bool) ->
 
 
 def _spec_resources(
-    upstream: Upstream, worker_class: type, config: Config, spec_config: SimpleNamespace
-) -> HiddenStatesResources | None:
-    """Upstream's manager of what a worker keeps per request, None for a worker that keeps nothing or does it itself.
+    upstream: Upstream, worker_class: type, config: Config, spec_config: SimpleNamespace, setting: Setting
+) -> HiddenStatesResources | TreeResources | None:
+    """The manager of what a worker keeps per request, None for a worker that keeps nothing or does it itself.
 
     With a slot per page, as requests that are not in the batch keep theirs and each owns a page.
     """
+    if spec_config.use_dynamic_tree:
+        return tree_resources(setting)
     if not spec_config.spec_dec_mode.is_mtp_vanilla():
         return None
     values = {
@@ -170,9 +179,12 @@ def _spec_metadata(
     worker_class: type,
     config: Config,
     spec_config: SimpleNamespace,
-    resources: HiddenStatesResources | None,
+    resources: HiddenStatesResources | TreeResources | None,
 ) -> Any:
-    metadata_class = getattr(upstream.module_of(worker_class), METADATA_CLASSES[config.worker])
+    name = METADATA_CLASSES[config.worker]
+    workers = [cls for cls in worker_class.__mro__ if issubclass(cls, upstream.interface.SpecWorkerBase)]
+    modules = [upstream.module_of(cls) for cls in workers]
+    metadata_class = next(getattr(module, name) for module in modules if hasattr(module, name))
     no_token = getattr(upstream.interface, "INVALID_PROMPT_LOOKAHEAD_TOKEN", INVALID_PROMPT_LOOKAHEAD_TOKEN)
     eagle3 = not spec_config.spec_dec_mode.is_mtp_eagle_one_model()
     values = {
@@ -188,7 +200,7 @@ def _spec_metadata(
         "layers_to_capture": tuple(range(NUM_LAYERS)) if eagle3 else None,
         "dtype": torch.int64,
         "mtp_num_modules": config.max_draft_len,
-        "mtp_hidden_states_manager": resources and resources.manager,
+        "mtp_hidden_states_manager": getattr(resources, "manager", None),
     }
     driven: Any = spec_metadata_class(metadata_class, no_token)
     return driven(**fields_for(metadata_class, values))
@@ -216,8 +228,11 @@ def create_py_executor(
         max_draft_len=config.max_draft_len,
         num_extra_kv_tokens=config.num_extra_kv_tokens,
         mask_token_id=MASK_TOKEN,
+        dynamic_tree_max_topK=config.dynamic_tree_max_topK,
+        dynamic_tree_max_nodes=config.max_total_draft_tokens,
     )
-    manager = KVCacheManager(
+    manager_class = TreeKVCacheManager if decoding.use_dynamic_tree else KVCacheManager
+    manager = manager_class(
         num_layers=1 + decoding.num_draft_layers,
         num_blocks=config.num_blocks,
         tokens_per_block=config.tokens_per_block,
@@ -228,7 +243,8 @@ def create_py_executor(
     )
     draft_manager = DraftKVCacheManager(manager)
     slots = manager.max_blocks_per_seq * config.tokens_per_block
-    tracer = Tracer(slots, device, max_shift=decoding.num_draft_layers)
+    tracer_class = TreeTracer if decoding.use_dynamic_tree else Tracer
+    tracer = tracer_class(slots, device, max_shift=decoding.num_draft_layers)
     setting = Setting(
         spec_config=decoding,
         max_num_requests=config.max_num_requests,
@@ -241,13 +257,15 @@ def create_py_executor(
     )
     spec_config = _spec_config(upstream, config, decoding)
     worker = _worker(worker_class, spec_config, options.separate_draft_kv_cache)
-    resources = _spec_resources(upstream, worker_class, config, spec_config)
+    resources = _spec_resources(upstream, worker_class, config, spec_config, setting)
+    managers = ResourceManager(
+        KV_CACHE_MANAGER=manager, DRAFT_KV_CACHE_MANAGER=draft_manager, SPEC_RESOURCE_MANAGER=resources
+    )
     model_engine = ModelEngine(
         upstream.metadata_class,
         draft_manager,
-        model=OneEngineModel(
-            tracer, get_draft_model(setting), worker, ResourceManager(draft_manager), options.metadata
-        ),
+        getattr(resources, "slot_storage", None),
+        model=OneEngineModel(tracer, get_draft_model(setting), worker, managers, options.metadata),
         spec_config=decoding,
         spec_metadata=_spec_metadata(upstream, worker_class, config, spec_config, resources),
         kv_cache_manager=manager,

@@ -34,6 +34,7 @@ from engines.tensorrt_llm.source import (
 )
 from engines.tensorrt_llm.stand_ins import ROOTS, Logger, StandInModule, behaviours
 from engines.tensorrt_llm.supplements import supplement
+from engines.tensorrt_llm.trees import relocation
 from scenarios import UsageError
 
 
@@ -173,6 +174,7 @@ class Upstream:
         with ExitStack() as stack:
             stack.enter_context(self._in_place())
             stack.enter_context(replaced(torch, "compile", _no_compile))
+            stack.enter_context(relocation())
             if self.emulated:
                 name = "is_current_stream_capturing"
                 stack.enter_context(replaced(torch.cuda, name, is_emulated_stream_capturing))
@@ -205,7 +207,11 @@ class Upstream:
             return None
         with self.active():
             module = sys.modules.get(module_name) or self._import(class_name, module_name)
-        return cast("type | None", getattr(module, class_name, None))
+        worker = getattr(module, class_name, None)
+        if worker is not None and not issubclass(worker, self.interface.SpecWorkerBase):
+            self.rejected[class_name] = ImportError("no file defines a base of it")
+            return None
+        return cast("type | None", worker)
 
     def _import(self, class_name: str, module_name: str) -> ModuleType | None:
         try:

@@ -24,8 +24,9 @@ METADATA_CLASSES = {
     "PARDWorker": "PARDSpecMetadata",
     "MTPWorker": "MTPSpecMetadata",
     "DFlashWorker": "DFlashSpecMetadata",
+    "MTPEagleDynamicTreeWorker": "Eagle3OneModelSpecMetadata",
 }
-"""Worker -> its metadata class, which is in the same module."""
+"""Worker -> its metadata class, which is in the module of the worker or of a base of it."""
 
 
 class Verdict(NamedTuple):

@@ -83,8 +83,7 @@ class TensorrtLlmSession(PortableSession):
         return [Path(file) for file in self._upstream.files.values()], self._upstream.source.root
 
     def _seams(self) -> list[Seam]:
-        verify = self.features.acceptance[0]
-        return [
-            replace(seam, attribute=verify) if seam.site == "worker.sample_and_accept_draft_tokens" else seam
-            for seam in super()._seams()
-        ]
+        names = {"worker.sample_and_accept_draft_tokens": self.features.acceptance[0]}
+        if self._config.traits.tree:
+            names["worker.sample_draft_tokens"] = "sample"
+        return [replace(s, attribute=names[s.site]) if s.site in names else s for s in super()._seams()]

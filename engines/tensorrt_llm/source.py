@@ -33,6 +33,7 @@ DRIVEN: Final = (
     "PARDWorker",
     "MTPWorker",
     "DFlashWorker",
+    "MTPEagleDynamicTreeWorker",
 )
 """Workers that the suite has a driver for."""
 

@@ -16,9 +16,10 @@ from typing import Any, Final, NoReturn
 
 import torch
 
+from engines.tensorrt_llm import trees
 from engines.tensorrt_llm.source import PACKAGE, SPECULATIVE, attention_package
 
-ROOTS: Final = (PACKAGE, "flashinfer", "transformers")
+ROOTS: Final = (PACKAGE, "flashinfer", "transformers", "triton")
 """Top-level packages that never come from elsewhere while a checkout is loaded."""
 
 INVALID_PROMPT_LOOKAHEAD_TOKEN: Final = -1
@@ -184,12 +185,14 @@ def behaviours(
     return {
         f"{PACKAGE}.logger": {"logger": _value(logger)},
         f"{PACKAGE}._utils": {
-            "get_sm_version": _value(lambda: 90),
+            # From here on the masks of trees are not packed more densely than their buffer is.
+            "get_sm_version": _value(lambda: 100),
             "prefer_pinned": _value(lambda: pin_memory),
             "maybe_pin_memory": _value(maybe_pin_memory),
             "nvtx_range": _value(nvtx_range),
         },
         f"{PACKAGE}.mapping": {"Mapping": _value(MappingStandIn)},
+        "triton": {"next_power_of_2": _value(lambda n: 1 << (n - 1).bit_length())},
         "flashinfer": {"__version__": _value("0.6.4")},
         f"{torch_package}.flashinfer_utils": {"IS_FLASHINFER_AVAILABLE": _value(True)},
         f"{torch_package}.custom_ops": {"inplace_slice_copy": _value(inplace_slice_copy)},
@@ -221,6 +224,13 @@ def behaviours(
         f"{torch_package}.pyexecutor.llm_request": {"ATTENTION_DP_DUMMY_REQUEST_ID": _value(-1)},
         f"{SPECULATIVE}.accept_stats": {"maybe_create_recorder": _value(lambda max_draft_len, rank: None)},
         f"{SPECULATIVE}.utils": {"get_num_extra_kv_tokens": _value(lambda spec_config: spec_config.max_draft_len - 1)},
+        f"{SPECULATIVE}.dynamic_tree_ops": {"DynamicTreeOpsConverter": _value(trees.DynamicTreeOpsConverter)},
+        f"{SPECULATIVE}.eagle3_dynamic_tree": {
+            "_build_mask_and_position": _value(trees.build_mask_and_position),
+            "_gather_repack_step0_kernel": _value(trees.GatherRepackStep0Kernel()),
+            "_resample_final_tokens": _value(trees.resample_final_tokens),
+            "_select_topk_draft_tokens": _value(trees.select_topk_draft_tokens),
+        },
         f"{SPECULATIVE}.mtp": {"_select_mtp_position_ids": _value(select_position_ids)},
         f"{SPECULATIVE}.mtp_tail_trim": {"mtp_tail_trim_enabled": _value(lambda: False)},
     }

@@ -46,6 +46,13 @@ def _with_lookahead(prepare: Any) -> Any:
     return _prepare_context_input_ids
 
 
+def _prepare_position_ids_and_last_tokens(
+    self: Any, position_ids: torch.Tensor, seq_lens_cuda: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions without the batch's dimension, and the last row of each sequence."""
+    return position_ids.squeeze(0), torch.cumsum(seq_lens_cuda, dim=0, dtype=torch.long) - 1
+
+
 def supplement(interface: ModuleType, wanted_by: str) -> tuple[str, ...]:
     """Add to the loaded ``speculative.interface`` what the source text ``wanted_by`` names and it lacks.
 
@@ -63,6 +70,8 @@ def supplement(interface: ModuleType, wanted_by: str) -> tuple[str, ...]:
     add(metadata, "allocate_context_prompt_lookahead", _allocate_context_prompt_lookahead)
     add(metadata, "context_prompt_lookahead_tokens", None)
     add(worker, "_auxiliary_state_handlers", ())
+    # Only a tree's worker still calls this one of the linear worker's below it.
+    add(worker, "prepare_position_ids_and_last_tokens", _prepare_position_ids_and_last_tokens)
     if "prompt_lookahead_tokens=" in wanted_by:
         prepare = worker._prepare_context_input_ids
         if "prompt_lookahead_tokens" not in inspect.signature(prepare).parameters:

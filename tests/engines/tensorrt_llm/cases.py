@@ -13,11 +13,20 @@ def _requests(*prompt_lens: int) -> tuple[Request, ...]:
     return tuple(Request(id=i, prompt_len=n) for i, n in enumerate(prompt_lens))
 
 
+def config(worker: str) -> Config:
+    """Kmax drafts, or trees of that depth with a few more nodes than a chain has."""
+    if not WORKERS[worker].tree:
+        return Config(worker=worker, max_draft_len=KMAX)
+    return Config(worker=worker, max_draft_len=KMAX, dynamic_tree_max_topK=2, max_total_draft_tokens=KMAX + 2)
+
+
 def life(worker: str) -> Scenario:
     """A whole life: general warm-up, a capture, a prompt in one go, a mixed batch, generations, a replay, an end."""
     agree = KMAX if WORKERS[worker].drafts_for_contexts else 0
     first = min(agree, 2)
-    dummies = (Generation(request=None, past=10, accept=3), Generation(request=None, past=20, accept=2))
+    # A dummy has no tree, of which nothing is accepted.
+    accepted = (1, 1) if WORKERS[worker].tree else (3, 2)
+    dummies = tuple(Generation(request=None, past=past, accept=n) for past, n in zip((10, 20), accepted, strict=True))
     dummy = Context(request=None, chunk=5, agree=agree)
     steps = (
         Step(draft_len=KMAX, phase=Phase.WARMUP, contexts=(dummy,), generations=dummies),
@@ -32,14 +41,14 @@ def life(worker: str) -> Scenario:
         Step(draft_len=KMAX, generations=(_row(2, 0), _row(1, 3)), finish=(1,)),
         Step(draft_len=KMAX, generations=(_row(0, 2),)),
     )
-    return Scenario(config=Config(worker=worker, max_draft_len=KMAX), requests=_requests(5, 3, 3), steps=steps)
+    return Scenario(config=config(worker), requests=_requests(5, 3, 3), steps=steps)
 
 
 def chunked(worker: str) -> Scenario:
     """A prompt in two chunks, beside a generation in the second."""
     agree = 2 if WORKERS[worker].drafts_for_contexts else 0
     return Scenario(
-        config=Config(worker=worker, max_draft_len=KMAX),
+        config=config(worker),
         requests=_requests(6, 2),
         steps=(
             Step(draft_len=KMAX, contexts=(Context(request=0, chunk=4, agree=agree), Context(request=1, chunk=2))),
@@ -57,7 +66,7 @@ def varying(worker: str) -> Scenario:
     """
     shortest = WORKERS[worker].min_draft_len
     return Scenario(
-        config=Config(worker=worker, max_draft_len=KMAX),
+        config=config(worker),
         requests=_requests(4),
         steps=(
             Step(draft_len=KMAX, contexts=(Context(request=0, chunk=4),)),

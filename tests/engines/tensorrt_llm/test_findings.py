@@ -36,5 +36,5 @@ def test_the_scenario_violates_what_the_page_says(tree, facts, scenario):
     assert named <= {v.invariant for v in verdict.violations}
 
 
-def test_there_are_ten_of_them():
-    assert len(list(findings())) == 10
+def test_there_are_thirteen_of_them():
+    assert len(list(findings())) == 13

@@ -40,7 +40,7 @@ def test_argument_orders_are_read_from_the_signature(tree):
 
 def test_the_doctor_lists_bases_and_workers_with_their_files(tree):
     verdicts = {v.name: v for v in doctor(tree("post-fix"))}
-    assert [v.drivable for v in verdicts.values()] == [True] * 8
+    assert [v.drivable for v in verdicts.values()] == [True] * 9
     assert verdicts["SpecWorkerBase"].reason.startswith("post-fix")
     assert verdicts["PARDWorker"].where.endswith("tensorrt_llm/_torch/speculative/pard.py")
     assert "max_draft_len only" in {v.name: v for v in doctor(tree("pre-fix"))}["PARDWorker"].reason
@@ -67,6 +67,7 @@ def test_the_doctor_gives_the_reason_why_not(tree, tmp_path, monkeypatch):
         "Eagle3OneModelWorker": "no file defines it",
         "MTPEagleWorker": "no file defines it",
         "PARDWorker": "its module does not load: ModuleNotFoundError: No module named 'no_such_module'",
+        "MTPEagleDynamicTreeWorker": "its module does not load: ImportError: no file defines a base of it",
         "SAWorker": "the suite has no driver for it",
         "TrtllmAttentionMetadata": "needs compiled operators; its buffers are the suite's, "
         "below the real AttentionMetadata",
