@@ -17,19 +17,20 @@ from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, SpecDecOneEngineFor
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
-from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.speculative.drafter import Setting
 from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES
 from engines.tensorrt_llm.backend import spec_metadata_class
+from engines.tensorrt_llm.cache_managers import DSACacheManager, KVCacheManager
 from engines.tensorrt_llm.drafters import DFLASH_BACKEND, get_draft_model
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.probe import METADATA_CLASSES, arguments_for, fields_for
+from engines.tensorrt_llm.real_metadata import attention_metadata
 from engines.tensorrt_llm.stand_ins import INVALID_PROMPT_LOOKAHEAD_TOKEN, MappingStandIn
 from engines.tensorrt_llm.worker_state import HiddenStatesResources
-from engines.tracer import Tracer
-from scenarios import Config
+from engines.tracer import SparseTracer, Tracer
+from scenarios import BACKENDS, Config
 from scenarios.tracer import MASK_TOKEN, VOCAB_SIZE
 
 KEYWORD: Final = "keyword"
@@ -49,8 +50,6 @@ class DraftKVCacheManager:
 
     A manager of its own as far as a worker can tell, which makes it swap managers and block tables.
     """
-
-    host_kv_cache_block_offsets = None
 
     def __init__(self, manager: KVCacheManager) -> None:
         self._manager = manager
@@ -105,14 +104,13 @@ class OneEngineModel(SpecDecOneEngineForCausalLM):
 class ModelEngine(PyTorchModelEngine):
     """The portable model engine with upstream's attention metadata."""
 
-    def __init__(self, metadata_class: Any, draft_kv_cache_manager: DraftKVCacheManager, **parts: Any) -> None:
+    def __init__(
+        self, metadata_class: Any, draft_kv_cache_manager: DraftKVCacheManager, index_topk: int, **parts: Any
+    ) -> None:
         super().__init__(**parts)
-        self.attn_metadata = metadata_class(
-            max_num_requests=parts["max_num_requests"],
-            max_num_tokens=parts["max_num_tokens"],
-            kv_cache_manager=parts["kv_cache_manager"],
-            draft_kv_cache_manager=draft_kv_cache_manager,
-            mapping=MappingStandIn(),
+        rows, tokens, manager = (parts[p] for p in ("max_num_requests", "max_num_tokens", "kv_cache_manager"))
+        self.attn_metadata = attention_metadata(
+            metadata_class, manager, draft_kv_cache_manager, rows, tokens, index_topk
         )
 
 
@@ -217,7 +215,8 @@ def create_py_executor(
         num_extra_kv_tokens=config.num_extra_kv_tokens,
         mask_token_id=MASK_TOKEN,
     )
-    manager = KVCacheManager(
+    sparse = BACKENDS[config.attention_backend].sparse
+    manager = (DSACacheManager if sparse else KVCacheManager)(
         num_layers=1 + decoding.num_draft_layers,
         num_blocks=config.num_blocks,
         tokens_per_block=config.tokens_per_block,
@@ -228,7 +227,11 @@ def create_py_executor(
     )
     draft_manager = DraftKVCacheManager(manager)
     slots = manager.max_blocks_per_seq * config.tokens_per_block
-    tracer = Tracer(slots, device, max_shift=decoding.num_draft_layers)
+    tracer = (
+        SparseTracer(slots, device, config.index_topk)
+        if sparse
+        else Tracer(slots, device, max_shift=decoding.num_draft_layers)
+    )
     setting = Setting(
         spec_config=decoding,
         max_num_requests=config.max_num_requests,
@@ -243,8 +246,9 @@ def create_py_executor(
     worker = _worker(worker_class, spec_config, options.separate_draft_kv_cache)
     resources = _spec_resources(upstream, worker_class, config, spec_config)
     model_engine = ModelEngine(
-        upstream.metadata_class,
+        upstream.metadata[config.attention_backend],
         draft_manager,
+        config.index_topk,
         model=OneEngineModel(
             tracer, get_draft_model(setting), worker, ResourceManager(draft_manager), options.metadata
         ),
