@@ -254,7 +254,8 @@ class Observer:
             "use_spec_decoding": attn.use_spec_decoding,
             "all_rank_num_tokens": attn.all_rank_num_tokens,
             "_saved_tensors": list(attn._saved_tensors),
-            "identity": {name: self._label(getattr(attn, name)) for name in self._objects},
+            # A version of upstream may lack one of them, or compute it.
+            "identity": {name: self._label(getattr(attn, name)) for name in self._objects if name in vars(attn)},
         }
         if device and not self._cuda_capture():
             fields["_seq_lens_cuda"] = attn._seq_lens_cuda.tolist()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import Final
 
 import torch
 
@@ -17,11 +16,9 @@ from engines.tensorrt_llm.loader import Upstream, raised_by_guard
 from engines.tensorrt_llm.probe import Verdict, doctor
 from engines.tensorrt_llm.session import TensorrtLlmSession
 from engines.tensorrt_llm.source import DRIVEN, UNGUARDED_VARIABLE, find
-from scenarios import Config, Request, UsageError, closest
+from scenarios import BACKENDS, Config, Request, UsageError, closest
 
 __all__ = ["KEYWORD", "POSITIONAL", "TensorrtLlmEngine", "TensorrtLlmSession", "Verdict", "doctor"]
-
-_BACKEND: Final = "TRTLLM"
 
 
 class TensorrtLlmEngine:
@@ -37,7 +34,6 @@ class TensorrtLlmEngine:
     """
 
     name = "tensorrt_llm"
-    backends = (_BACKEND,)
 
     def __init__(
         self,
@@ -60,6 +56,7 @@ class TensorrtLlmEngine:
         emulated = device == "cpu" or not has_cuda
         self.device = EMULATED_DEVICE if emulated else "cuda"
         self.upstream = Upstream(find(source), emulated=emulated, unguarded=unguarded)
+        self.backends = tuple(self.upstream.metadata)
         self._options = Options(metadata, separate_draft_kv_cache)
 
     def open(
@@ -71,11 +68,8 @@ class TensorrtLlmEngine:
         record: Collection[str] = (),
     ) -> TensorrtLlmSession:
         """Start a session; ``UsageError`` when the source has no such worker or it cannot be driven."""
-        if config.attention_backend != _BACKEND:
-            raise UsageError(
-                f"config.attention_backend: upstream's metadata of {config.attention_backend!r} needs compiled "
-                f"operators; write {_BACKEND!r}"
-            )
+        if config.attention_backend not in self.backends:
+            raise UsageError(f"config.attention_backend: {self._no_metadata(config.attention_backend)}")
         if config.worker not in DRIVEN:
             raise UsageError(
                 f"config.worker: the suite has no driver for {config.worker}; write one of {', '.join(DRIVEN)}"
@@ -86,6 +80,11 @@ class TensorrtLlmEngine:
         return TensorrtLlmSession(
             self.upstream, worker, config, requests, observe=observe, record=record, options=self._options
         )
+
+    def _no_metadata(self, backend: str) -> str:
+        name, root = BACKENDS[backend].metadata, self.upstream.source.root
+        reason = self.upstream.fallbacks.get(name, f"no file of {root} defines it")
+        return f"{name} of {backend!r} cannot be driven ({reason}); write {' or '.join(map(repr, self.backends))}"
 
     def _why_not(self, worker: str) -> str:
         root, error = self.upstream.source.root, self.upstream.rejected.get(worker)

@@ -1,9 +1,9 @@
 """What is added to upstream's real metadata classes so that an engine can drive them.
 
-Upstream's ``TrtllmAttentionMetadata`` needs compiled operators. What the workers touch of it (lengths, request
-types, block tables, speculative-decoding switches) is added here below the real ``AttentionMetadata``, through its
-own constructor, setters and ``get_empty``, so that an object can never be in a state that the real base would not
-reach. Buffers and equations are those of ``engines.portable``'s class of the same name.
+A checkout may lack ``TrtllmAttentionMetadata``, or have one that cannot be made here (``real_metadata`` tries). What
+workers then touch of it (lengths, request types, block tables, speculative-decoding switches) is added here below the
+real ``AttentionMetadata``, through its own constructor, setters and ``get_empty``, so that an object can never be in a
+state that the real base would not reach. Buffers and equations are those of ``engines.portable``'s class of that name.
 """
 
 from __future__ import annotations

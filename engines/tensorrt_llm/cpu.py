@@ -32,6 +32,8 @@ def _is_cuda(value: Any) -> bool:
 class CudaOnCpu(TorchFunctionMode):
     """Rewrites device "cuda" to "cpu" in every torch call, turns ``.cuda()`` into a copy and pinning off.
 
+    Every tensor says that it is on CUDA: the sparse metadata clamps there what it asserts of a host tensor.
+
     A copy, because on a GPU the host tensor and its device twin never share storage.
     """
 
@@ -42,6 +44,8 @@ class CudaOnCpu(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if getattr(func, "__self__", None) is torch.Tensor.is_cuda:
+            return True
         if func is torch.Tensor.cuda:
             return args[0].clone()
         if func is torch.Tensor.pin_memory:

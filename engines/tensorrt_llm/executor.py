@@ -17,20 +17,21 @@ from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, SpecDecOneEngineFor
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
-from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.speculative.drafter import Setting
 from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES
 from engines.tensorrt_llm.backend import spec_metadata_class
+from engines.tensorrt_llm.cache_managers import DSACacheManager, KVCacheManager
 from engines.tensorrt_llm.drafters import DFLASH_BACKEND, get_draft_model
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.probe import METADATA_CLASSES, arguments_for, fields_for
+from engines.tensorrt_llm.real_metadata import attention_metadata
 from engines.tensorrt_llm.stand_ins import INVALID_PROMPT_LOOKAHEAD_TOKEN, MappingStandIn
 from engines.tensorrt_llm.trees import TreeKVCacheManager, TreeResources, tree_resources
 from engines.tensorrt_llm.worker_state import HiddenStatesResources
-from engines.tracer import Tracer, TreeTracer
-from scenarios import Config
+from engines.tracer import SparseTracer, Tracer, TreeTracer
+from scenarios import BACKENDS, Config
 from scenarios.tracer import MASK_TOKEN, VOCAB_SIZE
 
 KEYWORD: Final = "keyword"
@@ -50,8 +51,6 @@ class DraftKVCacheManager:
 
     A manager of its own as far as a worker can tell, which makes it swap managers and block tables.
     """
-
-    host_kv_cache_block_offsets = None
 
     def __init__(self, manager: KVCacheManager) -> None:
         self._manager = manager
@@ -107,17 +106,19 @@ class ModelEngine(PyTorchModelEngine):
     """The portable model engine with upstream's attention metadata; ``slot_storage`` holds trees of drafts."""
 
     def __init__(
-        self, metadata_class: Any, draft_kv_cache_manager: DraftKVCacheManager, slot_storage: Any, **parts: Any
+        self,
+        metadata_class: Any,
+        draft_kv_cache_manager: DraftKVCacheManager,
+        slot_storage: Any,
+        index_topk: int,
+        **parts: Any,
     ) -> None:
         super().__init__(**parts)
-        self.attn_metadata = metadata_class(
-            max_num_requests=parts["max_num_requests"],
-            max_num_tokens=parts["max_num_tokens"],
-            kv_cache_manager=parts["kv_cache_manager"],
-            draft_kv_cache_manager=draft_kv_cache_manager,
-            mapping=MappingStandIn(),
-            spec_tree_width=parts["spec_config"].spec_tree_width,
-            slot_storage=slot_storage,
+        rows, tokens, manager = (parts[p] for p in ("max_num_requests", "max_num_tokens", "kv_cache_manager"))
+        width = parts["spec_config"].spec_tree_width
+        trees = {"spec_tree_width": width, "slot_storage": slot_storage} if width else {}
+        self.attn_metadata = attention_metadata(
+            metadata_class, manager, draft_kv_cache_manager, rows, tokens, index_topk, **trees
         )
 
 
@@ -231,8 +232,9 @@ def create_py_executor(
         dynamic_tree_max_topK=config.dynamic_tree_max_topK,
         dynamic_tree_max_nodes=config.max_total_draft_tokens,
     )
-    manager_class = TreeKVCacheManager if decoding.use_dynamic_tree else KVCacheManager
-    manager = manager_class(
+    sparse = BACKENDS[config.attention_backend].sparse
+    dense_manager = TreeKVCacheManager if decoding.use_dynamic_tree else KVCacheManager
+    manager = (DSACacheManager if sparse else dense_manager)(
         num_layers=1 + decoding.num_draft_layers,
         num_blocks=config.num_blocks,
         tokens_per_block=config.tokens_per_block,
@@ -243,8 +245,12 @@ def create_py_executor(
     )
     draft_manager = DraftKVCacheManager(manager)
     slots = manager.max_blocks_per_seq * config.tokens_per_block
-    tracer_class = TreeTracer if decoding.use_dynamic_tree else Tracer
-    tracer = tracer_class(slots, device, max_shift=decoding.num_draft_layers)
+    dense = TreeTracer if decoding.use_dynamic_tree else Tracer
+    tracer = (
+        SparseTracer(slots, device, config.index_topk)
+        if sparse
+        else dense(slots, device, max_shift=decoding.num_draft_layers)
+    )
     setting = Setting(
         spec_config=decoding,
         max_num_requests=config.max_num_requests,
@@ -262,9 +268,11 @@ def create_py_executor(
         KV_CACHE_MANAGER=manager, DRAFT_KV_CACHE_MANAGER=draft_manager, SPEC_RESOURCE_MANAGER=resources
     )
     model_engine = ModelEngine(
-        upstream.metadata_class,
+        # The kernels that write masks and offsets of trees are the suite's, and so are the buffers.
+        upstream.suites_metadata if decoding.use_dynamic_tree else upstream.metadata[config.attention_backend],
         draft_manager,
         getattr(resources, "slot_storage", None),
+        config.index_topk,
         model=OneEngineModel(tracer, get_draft_model(setting), worker, managers, options.metadata),
         spec_config=decoding,
         spec_metadata=_spec_metadata(upstream, worker_class, config, spec_config, resources),

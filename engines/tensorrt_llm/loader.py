@@ -24,6 +24,7 @@ import torch
 from engines.process import replaced, take_out
 from engines.tensorrt_llm.backend import attention_metadata_class
 from engines.tensorrt_llm.cpu import CudaOnCpu, is_emulated_stream_capturing, mem_get_info
+from engines.tensorrt_llm.real_metadata import Location, driven_class, locate, try_out
 from engines.tensorrt_llm.source import (
     ATTENTION_PACKAGES,
     DRIVEN,
@@ -33,9 +34,9 @@ from engines.tensorrt_llm.source import (
     attention_package,
 )
 from engines.tensorrt_llm.stand_ins import ROOTS, Logger, StandInModule, behaviours
-from engines.tensorrt_llm.supplements import supplement
+from engines.tensorrt_llm.supplements import supplement, supplement_sparse_package
 from engines.tensorrt_llm.trees import relocation
-from scenarios import UsageError
+from scenarios import BACKENDS, WORKERS, UsageError
 
 
 class _StandInLoader(Loader):
@@ -109,6 +110,11 @@ class Upstream:
     rejected     class name -> the exception that its module's loading ended with
     unguarded    classes that the base's guard rejects and that were loaded with the guard off
     supplements  module -> members that the suite added to the loaded base for it
+    places       backend -> where the checkout has its metadata class
+    metadata     backend -> the metadata class that is driven for it; without upstream's own, that of the dense
+                 backend is the suite's and there is no sparse one
+    fallbacks    upstream's metadata class -> why it is not driven
+    suites_metadata  the suite's own class below upstream's base
 
     Raises ``UsageError`` when the base modules themselves do not load.
     """
@@ -121,6 +127,9 @@ class Upstream:
         self.rejected: dict[str, Exception] = {}
         self.unguarded: set[str] = set()
         self.supplements: dict[str, tuple[str, ...]] = {}
+        self.places = {} if self.source.installed else locate(self.source)
+        self.metadata: dict[str, type] = {}
+        self.fallbacks: dict[str, str] = {}
         self._guard_off = unguarded
         self._finder = _Finder(source, behaviours(source.layout, self.logger, not emulated, attention_metadata_class))
         self._modules: dict[str, ModuleType] = {}
@@ -128,6 +137,8 @@ class Upstream:
         with self.active():
             try:
                 self.attention = importlib.import_module(f"{attention_package(source.layout)}.interface")
+                # Ahead of the workers' base, which looks for these classes.
+                self._load_metadata()
                 self.interface = importlib.import_module(f"{SPECULATIVE}.interface")
             except Exception as error:
                 problem = f"tensorrt_llm does not load here ({type(error).__name__}: {error})"
@@ -141,14 +152,42 @@ class Upstream:
             text = self.source.file(name).read_text(encoding="utf-8")
             self.supplements[name] = supplement(self.interface, text)
 
-    @property
-    def metadata_class(self) -> type:
-        """The backend's metadata below the real ``AttentionMetadata``."""
+    def _load_metadata(self) -> None:
+        for backend, place in self.places.items():
+            # Sparse metadata is below the dense one.
+            if BACKENDS[backend].sparse and "TRTLLM" not in self.metadata:
+                name = BACKENDS["TRTLLM"].metadata
+                self.fallbacks[BACKENDS[backend].metadata] = f"{name}, which it is below, cannot be driven"
+            else:
+                self._try_metadata(backend, place)
+        if "TRTLLM" not in self.metadata:
+            self.metadata = {"TRTLLM": self._suites_metadata()}
+            self.suites_metadata = self.metadata["TRTLLM"]
+        else:
+            self.suites_metadata = attention_metadata_class(self.attention.AttentionMetadata)
+
+    def _try_metadata(self, backend: str, place: Location) -> None:
+        name, real = BACKENDS[backend].metadata, self._finder.real
+        real.update((module, self.source.file(module)) for module in place.modules)
+        try:
+            driven = driven_class(getattr(importlib.import_module(place.module), name))
+            try_out(driven, backend, torch.device("cpu" if self.emulated else "cuda"))
+        except Exception as error:
+            self.fallbacks[name] = f"{type(error).__name__}: {error}"
+            for module in place.modules:
+                del real[module]
+                sys.modules.pop(module, None)
+            return
+        self.metadata[backend] = driven
+        if BACKENDS[backend].sparse:
+            package = importlib.import_module(f"{attention_package(self.source.layout)}.sparse.dsa")
+            self.supplements[place.module] = supplement_sparse_package(package)
+
+    def _suites_metadata(self) -> type:
         if self.source.installed:
             return attention_metadata_class(self.attention.AttentionMetadata)
-        with self.active():
-            backend = importlib.import_module(f"{attention_package(self.source.layout)}.trtllm")
-            return cast(type, backend.TrtllmAttentionMetadata)
+        backend = importlib.import_module(f"{attention_package(self.source.layout)}.trtllm")
+        return cast(type, backend.TrtllmAttentionMetadata)
 
     def module_of(self, cls: type) -> ModuleType:
         """Module that defines ``cls``."""
@@ -207,6 +246,9 @@ class Upstream:
             return None
         with self.active():
             module = sys.modules.get(module_name) or self._import(class_name, module_name)
+            if module is not None and class_name in WORKERS and WORKERS[class_name].tree:
+                # From there on the masks of trees are not packed more densely than their buffer is.
+                module.get_sm_version = lambda: 100  # type: ignore[attr-defined]
         worker = getattr(module, class_name, None)
         if worker is not None and not issubclass(worker, self.interface.SpecWorkerBase):
             self.rejected[class_name] = ImportError("no file defines a base of it")

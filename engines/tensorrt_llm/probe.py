@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
-from engines.tensorrt_llm.source import DRIVEN, SPECULATIVE, UNGUARDED_VARIABLE, attention_package, find
-from scenarios import UsageError
+from engines.tensorrt_llm.source import DRIVEN, SPECULATIVE, UNGUARDED_VARIABLE, find
+from scenarios import BACKENDS, UsageError
 
 METADATA_CLASSES = {
     "Eagle3OneModelWorker": "Eagle3OneModelSpecMetadata",
@@ -120,8 +120,22 @@ def doctor(source: str | os.PathLike[str] | None = None) -> list[Verdict]:
     unguarded = bool(os.environ.get(UNGUARDED_VARIABLE))
     upstream = Upstream(find(source), emulated=not torch.cuda.is_available(), unguarded=unguarded)
     driven = [_base(upstream, "attention", "AttentionMetadata"), _base(upstream, "interface", "SpecWorkerBase")]
+    driven += [_metadata(upstream, backend) for backend in BACKENDS]
     driven += [_worker(upstream, name) for name in DRIVEN]
     return driven + _not_driven(upstream)
+
+
+def _metadata(upstream: Upstream, backend: str) -> Verdict:
+    name, place = BACKENDS[backend].metadata, upstream.places.get(backend)
+    where = str(upstream.source.file(place.module) if place else upstream.source.attention_file.parent)
+    if place and backend in upstream.metadata and name not in upstream.fallbacks:
+        added = upstream.supplements.get(place.module)
+        return Verdict(name, True, f"as it is; the suite adds {', '.join(added)}" if added else "as it is", where)
+    untried = "not tried in an installed package" if upstream.source.installed else "no file defines it"
+    reason = upstream.fallbacks.get(name, untried)
+    if not BACKENDS[backend].sparse:
+        reason = f"{reason}; the suite's own, below the real AttentionMetadata, is driven instead"
+    return Verdict(name, False, reason, where)
 
 
 def _base(upstream: Upstream, module: str, name: str) -> Verdict:
@@ -158,15 +172,10 @@ def _worker(upstream: Upstream, name: str) -> Verdict:
 
 
 def _not_driven(upstream: Upstream) -> list[Verdict]:
-    """Workers and metadata classes that the checkout has and the suite has no driver for."""
+    """Workers that the checkout has and the suite has no driver for."""
     source = upstream.source
-    verdicts = [
+    return [
         Verdict(name, False, "the suite has no driver for it", str(source.file(module)))
         for name, module in sorted(source.classes.items())
         if name.endswith("Worker") and name not in DRIVEN and module != f"{SPECULATIVE}.interface"
     ]
-    backend = source.file(f"{attention_package(source.layout)}.trtllm")
-    if backend.is_file():
-        reason = "needs compiled operators; its buffers are the suite's, below the real AttentionMetadata"
-        verdicts.append(Verdict("TrtllmAttentionMetadata", False, reason, str(backend)))
-    return verdicts

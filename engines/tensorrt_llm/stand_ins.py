@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
 
 import torch
@@ -23,6 +23,8 @@ ROOTS: Final = (PACKAGE, "flashinfer", "transformers", "triton")
 """Top-level packages that never come from elsewhere while a checkout is loaded."""
 
 INVALID_PROMPT_LOOKAHEAD_TOKEN: Final = -1
+NUM_SMS: Final = 132
+"""Multiprocessors of the GPU that schedules are made for."""
 
 
 class _Answering(type):
@@ -122,6 +124,35 @@ class SlotManager:
             self.remove_slot(request_id)
 
 
+def is_dsa_cache_manager(manager: Any) -> bool:
+    """Whether a KV-cache manager has a cache for the keys of an indexer."""
+    return hasattr(manager, "index_head_dim")
+
+
+@dataclass(frozen=True)
+class DSAMetadataParams:
+    """What sparse metadata is told of the model's sparse attention, by the names that its versions use.
+
+    index_topk  positions that the indexer selects per row
+    """
+
+    index_topk: int
+    index_head_dim: int = 128
+    indexer_max_chunk_size: int = 32768
+    skip_indexer_for_short_seqs: bool = False
+    enable_indexer_skip: bool = False
+    enable_heuristic_topk: bool = False
+    use_cute_dsl_topk: bool = False
+    use_cute_dsl_paged_mqa_logits: bool = False
+    has_shared_indexer_layers: bool = False
+    mtp_index_share: bool = False
+
+    @property
+    def max_sparse_topk(self) -> int:
+        """Positions selected at most."""
+        return self.index_topk
+
+
 class ResourceManagerType(Enum):
     """Names of the resource managers that a worker may ask for."""
 
@@ -133,7 +164,7 @@ class ResourceManagerType(Enum):
 
 
 def nvtx_range(*_: Any, **__: Any) -> Callable[[Any], Any]:
-    """Decorator that leaves its function alone."""
+    """Decorator that leaves its function alone; also for upstream's ``maybe_compile``."""
     return lambda function: function
 
 
@@ -150,6 +181,11 @@ def select_position_ids(position_ids: torch.Tensor, rows: Any) -> torch.Tensor:
 def greedy_search_sampling_batch(logits: torch.Tensor, return_probs: bool = False) -> tuple[torch.Tensor, None]:
     """Most likely token of each row."""
     return torch.argmax(logits, dim=-1), None
+
+
+def paged_mqa_logits_metadata(kv_lens: torch.Tensor, block_kv: int, num_sms: int) -> torch.Tensor:
+    """Schedule of a kernel that is not run: int32 [num_sms + 1, 2], on the device of the lengths."""
+    return torch.zeros(num_sms + 1, 2, dtype=torch.int32, device=kv_lens.device)
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:
@@ -178,6 +214,17 @@ def behaviours(
     torch_package = f"{PACKAGE}._torch"
     attention = attention_package(layout)
     interface = f"{attention}.interface"
+    # Two packages above a backend, in either layout.
+    utils = {
+        "get_model_extra_attrs": _value(lambda: None),
+        "get_global_attrs": _value(SimpleNamespace),
+        "maybe_compile": _value(nvtx_range),
+    }
+    sparse = {
+        "is_dsa_cache_manager": _value(is_dsa_cache_manager),
+        "DSAtrtllmAttentionMetadata": _imported(f"{attention}.sparse.dsa.metadata", "DSAtrtllmAttentionMetadata"),
+        "Indexer": _imported(f"{attention}.sparse.dsa.indexer", "Indexer"),
+    }
 
     def maybe_pin_memory(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.pin_memory() if pin_memory else tensor
@@ -185,8 +232,7 @@ def behaviours(
     return {
         f"{PACKAGE}.logger": {"logger": _value(logger)},
         f"{PACKAGE}._utils": {
-            # From here on the masks of trees are not packed more densely than their buffer is.
-            "get_sm_version": _value(lambda: 100),
+            "get_sm_version": _value(lambda: 90),
             "prefer_pinned": _value(lambda: pin_memory),
             "maybe_pin_memory": _value(maybe_pin_memory),
             "nvtx_range": _value(nvtx_range),
@@ -194,6 +240,13 @@ def behaviours(
         f"{PACKAGE}.mapping": {"Mapping": _value(MappingStandIn)},
         "triton": {"next_power_of_2": _value(lambda n: 1 << (n - 1).bit_length())},
         "flashinfer": {"__version__": _value("0.6.4")},
+        f"{torch_package}.utils": utils,
+        f"{torch_package}.attention.utils": utils,
+        f"{torch_package}.cute_dsl_utils": {"IS_CUTLASS_DSL_AVAILABLE": _value(False)},
+        f"{PACKAGE}.deep_gemm": {
+            "get_num_sms": _value(lambda: NUM_SMS),
+            "get_paged_mqa_logits_metadata": _value(paged_mqa_logits_metadata),
+        },
         f"{torch_package}.flashinfer_utils": {"IS_FLASHINFER_AVAILABLE": _value(True)},
         f"{torch_package}.custom_ops": {"inplace_slice_copy": _value(inplace_slice_copy)},
         f"{torch_package}.distributed.ops": {"allgather": _value(_refuse("allgather"))},
@@ -218,7 +271,9 @@ def behaviours(
             "AttentionBackend": _imported(interface, "AttentionBackend"),
             "TrtllmAttentionMetadata": lambda: metadata_class(_imported(interface, "AttentionMetadata")()),
         },
-        f"{attention}.sparse.dsa": {"is_dsa_cache_manager": _value(lambda manager: False)},
+        f"{attention}.sparse.dsa": sparse,
+        f"{attention}.sparse.dsa.cache_manager": sparse,
+        f"{attention}.sparse.dsa.params": {"DSAMetadataParams": _value(DSAMetadataParams)},
         f"{torch_package}.pyexecutor.cuda_graph_runner": {"CUDA_GRAPH_DUMMY_REQUEST_ID": _value((1 << 64) - 1)},
         # Upstream's is 0, which is the id of a request here.
         f"{torch_package}.pyexecutor.llm_request": {"ATTENTION_DP_DUMMY_REQUEST_ID": _value(-1)},

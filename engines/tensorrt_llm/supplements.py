@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from engines.tensorrt_llm.stand_ins import INVALID_PROMPT_LOOKAHEAD_TOKEN
+from engines.tensorrt_llm.stand_ins import INVALID_PROMPT_LOOKAHEAD_TOKEN, is_dsa_cache_manager
 
 
 def _allocate_context_prompt_lookahead(self: Any) -> None:
@@ -78,3 +78,12 @@ def supplement(interface: ModuleType, wanted_by: str) -> tuple[str, ...]:
             worker._prepare_context_input_ids = _with_lookahead(prepare)
             added.append("SpecWorkerBase._prepare_context_input_ids(prompt_lookahead_tokens=)")
     return tuple(added)
+
+
+def supplement_sparse_package(package: ModuleType) -> tuple[str, ...]:
+    """Add to the module of an older sparse metadata what newer workers ask it; returns the names that were added."""
+    name = is_dsa_cache_manager.__name__
+    if hasattr(package, name):
+        return ()
+    setattr(package, name, is_dsa_cache_manager)
+    return (name,)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from engines.portable.attention.backends.trtllm import TARGET_LAYER
-from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.speculative.drafter import Setting
 from engines.portable.speculative.dynamic_tree_ops import (
     DynamicTree,
@@ -26,6 +25,7 @@ from engines.portable.speculative.dynamic_tree_ops import (
     verify_dynamic_tree_greedy,
 )
 from engines.portable.speculative.spec_tree_manager import SpecTreeManager
+from engines.tensorrt_llm.cache_managers import KVCacheManager
 
 _SCALE: Final = 1 << 14
 """Steps of a score per power of two of its probability."""
@@ -206,7 +206,7 @@ def tree_resources(setting: Setting) -> TreeResources:
 
 
 class TreeKVCacheManager(KVCacheManager):
-    """The portable manager with what says of a cache how its entries are moved: one layer with one head, one pool."""
+    """The manager with what says of a cache how its entries are moved: one layer with one head, one pool."""
 
     head_dim = 2
     dtype = None
@@ -222,7 +222,7 @@ class TreeKVCacheManager(KVCacheManager):
         return [self.max_seq_len]
 
     @property
-    def kv_cache_pool_pointers(self) -> list[Tensor]:
+    def kv_cache_pool_pointers(self) -> list[Tensor]:  # type: ignore[override]
         """In place of its address, the pool of the target's layer."""
         return [self.get_buffers(TARGET_LAYER)]
 

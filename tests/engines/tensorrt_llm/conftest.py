@@ -16,13 +16,13 @@ Tree = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    """``tree(era, layout, **eras)`` is the directory of that variant."""
+    """``tree(era, layout, metadata, **eras)`` is the directory of that variant."""
     built: dict[tuple[object, ...], Path] = {}
 
-    def make(era: str = "settled", layout: str = LAYOUTS[0], **eras: str) -> Path:
-        key = (era, layout, *sorted(eras.items()))
+    def make(era: str = "settled", layout: str = LAYOUTS[0], metadata: str | None = None, **eras: str) -> Path:
+        key = (era, layout, metadata, *sorted(eras.items()))
         if key not in built:
-            built[key] = build(tmp_path_factory.mktemp("tree"), era, layout, **eras)
+            built[key] = build(tmp_path_factory.mktemp("tree"), era, layout, metadata, **eras)
         return built[key]
 
     return make

@@ -40,7 +40,7 @@ def test_with_cuda_everything_is_its_own(package):
     assert set(upstream.files.values()) == {upstream.where(worker) for worker in workers} | {
         str(upstream.source.attention_file), str(upstream.source.interface_file)
     }  # fmt: skip
-    assert issubclass(upstream.metadata_class, upstream.attention.AttentionMetadata)
+    assert issubclass(upstream.metadata["TRTLLM"], upstream.attention.AttentionMetadata)
     assert upstream.supplements == {}
     with upstream.active():
         assert torch.compile is not None

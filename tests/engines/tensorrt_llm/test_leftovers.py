@@ -23,7 +23,7 @@ def upstream(tree):
 @pytest.fixture
 def metadata(upstream):
     with upstream.active():
-        made = upstream.metadata_class(max_num_requests=4, max_num_tokens=64)
+        made = upstream.metadata["TRTLLM"](max_num_requests=4, max_num_tokens=64)
         made.seq_lens = torch.tensor([5, 4, 4], dtype=torch.int32)
         made.num_contexts = 1
     made.kv_lens_cuda[:3] = torch.tensor([5, 14, 24], dtype=torch.int32)

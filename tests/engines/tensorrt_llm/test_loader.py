@@ -180,7 +180,7 @@ def test_a_base_of_the_same_date_is_left_alone(tree):
 
 
 def test_metadata_of_the_backend_is_the_class_that_the_worker_base_checks_for(upstream):
-    assert upstream.interface.TrtllmAttentionMetadata is upstream.metadata_class
+    assert upstream.interface.TrtllmAttentionMetadata is upstream.metadata["TRTLLM"]
     made = _metadata(upstream)
     assert made.kv_lens_cuda.tolist() == [0, 0, 0]
     with upstream.active():
@@ -206,4 +206,4 @@ def test_a_length_beyond_the_managers_limit_is_refused_extra_tokens_included(ups
 
 def _metadata(upstream):
     with upstream.active():
-        return upstream.metadata_class(max_num_requests=3, max_num_tokens=8)
+        return upstream.metadata["TRTLLM"](max_num_requests=3, max_num_tokens=8)

@@ -40,7 +40,11 @@ def test_argument_orders_are_read_from_the_signature(tree):
 
 def test_the_doctor_lists_bases_and_workers_with_their_files(tree):
     verdicts = {v.name: v for v in doctor(tree("post-fix"))}
-    assert [v.drivable for v in verdicts.values()] == [True] * 9
+    assert [name for name, v in verdicts.items() if not v.drivable] == [
+        "TrtllmAttentionMetadata",
+        "DSAtrtllmAttentionMetadata",
+    ]
+    assert verdicts["DSAtrtllmAttentionMetadata"].reason == "no file defines it"
     assert verdicts["SpecWorkerBase"].reason.startswith("post-fix")
     assert verdicts["PARDWorker"].where.endswith("tensorrt_llm/_torch/speculative/pard.py")
     assert "max_draft_len only" in {v.name: v for v in doctor(tree("pre-fix"))}["PARDWorker"].reason
@@ -69,8 +73,9 @@ def test_the_doctor_gives_the_reason_why_not(tree, tmp_path, monkeypatch):
         "PARDWorker": "its module does not load: ModuleNotFoundError: No module named 'no_such_module'",
         "MTPEagleDynamicTreeWorker": "its module does not load: ImportError: no file defines a base of it",
         "SAWorker": "the suite has no driver for it",
-        "TrtllmAttentionMetadata": "needs compiled operators; its buffers are the suite's, "
-        "below the real AttentionMetadata",
+        "TrtllmAttentionMetadata": "AttributeError: module 'tensorrt_llm._torch.attention.backends.trtllm' has no "
+        "attribute 'TrtllmAttentionMetadata'; the suite's own, below the real AttentionMetadata, is driven instead",
+        "DSAtrtllmAttentionMetadata": "no file defines it",
     }
 
 
