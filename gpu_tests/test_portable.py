@@ -57,7 +57,7 @@ def assert_same(on_cuda: Trace, on_cpu: Trace) -> None:
             fields = {name: value for name, value in substep.fields.items() if name not in left_out}
             assert fields == {name: other[name] for name in fields}, f"step {seen.index}, {substep.key}"
             if substep.phase != "capture":
-                assert fields.keys() == other.fields.keys() - OWN
+                assert fields.keys() == other.fields.keys() - left_out
 
 
 @pytest.mark.parametrize("worker", WORKERS)

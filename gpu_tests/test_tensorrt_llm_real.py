@@ -65,16 +65,19 @@ LOST_CONTEXT = {
     "kv-content-equals-reference",
     "kv-ledger-equals-reference",
     "kv-lens-equals-reference",
+    "ctx-len-rolled-back",
     "startup-leaves-no-trace",
 }
 """What follows when DFlash drops the context of a request that a batch leaves out, and when it makes its buffers for
-the rows of a graph: sections 7 to 9 of docs/upstream-findings.md."""
+the rows of a graph: sections 7 to 9 of docs/upstream-findings.md. In its last line nothing is pending any more."""
 
 SHORT_LAYERS = {
     "acceptance-equals-reference",
     "acceptance-follows-agreement",
     "batch-equals-requests-alone",
     "chunked-equals-one-shot",
+    "derived-counters-consistent",
+    "host-equals-device",
     "draft-position-is-kv-minus-one",
     "drafts-equal-reference",
     "inputs-equal-reference",
@@ -90,7 +93,8 @@ SHORT_LAYERS = {
     "trees-equal-reference",
 }
 """What follows when the layers of a tree see too few tokens of a generation, and contexts keep their drafts without a
-tree: sections 11 to 13 of docs/upstream-findings.md."""
+tree: sections 11 to 13 of docs/upstream-findings.md. A failure between two assignments, or in the hook that derives the
+counters, leaves these and the copies of lengths apart."""
 
 OF_DUMMIES = {"ctx_len", "next_draft_tokens", "next_new_tokens", "position_ids", "num_ctx_per_req"}
 """Fields in which the dummies of DFlash show their spare slot: which of its rows wins is not defined on a GPU."""
