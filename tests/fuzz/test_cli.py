@@ -94,6 +94,7 @@ MISTAKES = [
 def test_every_mistake_gets_one_line(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
 ) -> None:
+    pytest.importorskip("torch", reason="two of the mistakes show when the portable engine runs")
     monkeypatch.chdir(tmp_path)
     Path("bad.json").write_text('{"version": 1, "confg": {}}')
     Path("scenario.json").write_text(json.dumps(scenario_to_json(MIXED)))
