@@ -6,9 +6,13 @@ It needs nothing but torch and runs on CPU and CUDA by the same code; on CPU its
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Collection
 
-import torch
+with warnings.catch_warnings():
+    # torch says so on import; nothing here hands tensors to NumPy.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+    import torch
 
 from engines.portable.session import PortableSession
 from scenarios import BACKENDS, Config, Request, UsageError

@@ -101,8 +101,7 @@ def alias() -> Iterator[None]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # torch has its own to say on import.
-    command = [sys.executable, "-W", "ignore", "-m", "engines.portable.alias", *arguments]
+    command = [sys.executable, "-m", "engines.portable.alias", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
