@@ -24,10 +24,12 @@ def linear_tables(rows: int, width: int, device: torch.device) -> tuple[torch.Te
     packed mask       int32 [rows, width, ceil(width / 32)]: row ``i`` has bits ``0..i % 32`` of word ``i // 32``;
                       as upstream has it, the words before that one are 0
     """
-    row = torch.arange(width)
-    mask = torch.zeros(width, -(-width // 32), dtype=torch.int64)
-    mask[row, row // 32] = (2 << row % 32) - 1
-    return row.int().repeat(rows, 1).to(device), mask.int().repeat(rows, 1, 1).to(device)
+    # Made once in a process, so its calls are no fault sites: a second run would not pass them.
+    with torch._C.DisableTorchFunction():
+        row = torch.arange(width)
+        mask = torch.zeros(width, -(-width // 32), dtype=torch.int64)
+        mask[row, row // 32] = (2 << row % 32) - 1
+        return row.int().repeat(rows, 1).to(device), mask.int().repeat(rows, 1, 1).to(device)
 
 
 def attention_metadata_class(base: Any) -> type:

@@ -12,6 +12,7 @@ import fuzz.engines
 from engines import SEAMS, TORCH, run
 from engines.portable import PortableEngine
 from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine
+from engines.tensorrt_llm.backend import linear_tables
 from engines.tensorrt_llm.source import DRIVEN
 from invariants import verify
 from scenarios import WORKERS, Config, Phase, ScenarioError, Step, UsageError, check
@@ -42,6 +43,15 @@ def test_classes_that_leave_nothing_behind_hold_every_invariant(engine, worker, 
     for scenario in lives(worker):
         whole = scenario == life(worker) and layout == LAYOUTS[0]
         assert violated(scenario, settled, relations=whole) == set()
+
+
+@pytest.mark.parametrize("worker", DRIVEN)
+def test_sites_are_the_same_in_the_first_run_of_a_process_and_in_later_ones(engine, worker):
+    """Else a fault that was planned for one run does not fire in the next."""
+    settled, scenario = engine(), life(worker)
+    linear_tables.cache_clear()
+    first, second = (run(settled, scenario, record=[SEAMS, TORCH]) for _ in range(2))
+    assert [step.sites for step in first.steps] == [step.sites for step in second.steps]
 
 
 @pytest.mark.parametrize("worker", DRIVEN)
