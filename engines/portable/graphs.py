@@ -8,14 +8,14 @@ capture. Unlike with a CUDA graph, the operations are executed while they are re
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 Operation = Callable[[], object]
 
@@ -75,9 +75,9 @@ class _Recorder(TorchDispatchMode):
 
 def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Operation | None:
     """How to run a call again so that it has its effect on the tensors of the capture; None if it has none."""
-    if any(r.alias_info is not None and r.alias_info.is_write for r in func._schema.returns):
+    if _writes(func):
         return lambda: func(*args, **kwargs)
-    given = {_storage(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
+    given = {_storage(tensor) for tensor in _tensors((*args, *kwargs.values()))}
     # A view needs nothing: the other operations keep its storage up to date. A number read on the host stays.
     if isinstance(result, Tensor):
         return None if _storage(result) in given else lambda: result.copy_(func(*args, **kwargs))
@@ -89,6 +89,20 @@ def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
             output.copy_(value)
 
     return again
+
+
+@cache
+def _writes(func: Any) -> bool:
+    return any(r.alias_info is not None and r.alias_info.is_write for r in func._schema.returns)
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments, which nest at most in lists."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
 
 
 def _storage(tensor: Tensor) -> int:
