@@ -447,5 +447,7 @@ def _usage(error: Any) -> str:
     param = getattr(error, "param", None)
     if param is not None:
         option = param.opts[0] if param.param_type_name == "option" else param.metavar
-    text = error.message.removeprefix(f"Option '{option}' ").rstrip(".") or "is missing"
+    text = (
+        error.message.removeprefix(f"Option '{option}' ").partition(", unable to parse")[0].rstrip(".") or "is missing"
+    )
     return f"{option or command}: {text[0].lower()}{text[1:]}; see `{command} --help`"

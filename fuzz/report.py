@@ -90,6 +90,9 @@ class Summary:
         problems = [f"{error.worker}: {error.message}" for error in self.errors]
         if total.fired != total.planned:
             problems.append(f"faults: {total.fired} fired of {total.planned} planned")
+        if self.seconds is None:
+            # What it has not come to is nobody's fault.
+            return [*problems, "cut short before its budget was spent"]
         idle = [worker for worker, tally in self.workers.items() if tally.cases == 0]
         if not total.cases:
             problems.append("nothing was executed")
@@ -97,8 +100,6 @@ class Summary:
             problems.append(f"nothing was executed for {', '.join(idle)}; give it more cases or more time")
         if total.cases and self.unreached:
             problems.append(f"never reached: {', '.join(self.unreached)}; give it more cases, or name others to ask")
-        if self.seconds is None:
-            problems.append("cut short before its budget was spent")
         return problems
 
     @property
@@ -136,7 +137,7 @@ class Summary:
         total, seconds = self.total, self.seconds
         took = "cut short" if seconds is None else f"{seconds:.1f} s"
         yield f"{self.start.engine} on {self.start.device}, seed {self.start.seed}, {took}"
-        executed = f"{_count(total.cases, 'scenario')}, {_count(total.steps, 'step')}"
+        executed = f"{counted(total.cases, 'scenario')}, {counted(total.steps, 'step')}"
         yield f"{executed}, faults fired {total.fired}/{total.planned}"
         yield ""
         yield from table(
@@ -167,7 +168,7 @@ class Summary:
     def verdict(self) -> str:
         """One line."""
         if self.found:
-            return f"{_count(len(self.found), 'finding')}"
+            return f"{counted(len(self.found), 'finding')}"
         return "no verdict" if self.problems else "nothing found"
 
 
@@ -234,5 +235,6 @@ def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> Iterator[str
         yield "  ".join(line).rstrip()
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -136,14 +136,19 @@ def _check_tree(config: Config) -> None:
         for name in ("dynamic_tree_max_topK", "max_total_draft_tokens"):
             _require(not getattr(config, name), f"config.{name}", f"{config.worker} drafts no tree", "leave it out")
         return
-    _require(topk >= 2, "config.dynamic_tree_max_topK", f"{topk} is too small for a tree", "write 2 or more")
+    too_small = f"{topk} is too small for a tree" if topk else f"is missing, and {config.worker} drafts a tree"
+    _require(topk >= 2, "config.dynamic_tree_max_topK", too_small, "write 2 or more")
     most = most_nodes(depth, topk)
     _require(
         depth <= nodes <= most,
         "config.max_total_draft_tokens",
-        f"{nodes} is outside {depth}..{most}",
+        f"{nodes} is {_outside(depth, most)}" if nodes else f"is missing, and {config.worker} drafts a tree",
         "a tree of this max_draft_len and dynamic_tree_max_topK needs a value in that range",
     )
+
+
+def _outside(least: int, most: int) -> str:
+    return f"outside {least}..{most}" if least < most else f"not {least}"
 
 
 class Schedule:
@@ -229,7 +234,7 @@ class Schedule:
         _require(
             low <= k <= config.max_draft_len,
             f"{field}.draft_len",
-            f"{k} is outside {low}..{config.max_draft_len}",
+            f"{k} is {_outside(low, config.max_draft_len)}",
             f"{traits.name} with this max_draft_len needs a value in that range",
         )
         if step.phase.is_startup:
