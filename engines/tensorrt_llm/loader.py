@@ -76,7 +76,7 @@ class _FileLoader(SourceFileLoader):
 
 @cache
 def _compiled(source: bytes, path: str) -> CodeType:
-    return cast(CodeType, compile(source, path, "exec", dont_inherit=True))
+    return compile(source, path, "exec", dont_inherit=True)
 
 
 class _Finder(MetaPathFinder):
