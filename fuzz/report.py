@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,21 +65,22 @@ class Summary:
     @property
     def unreached(self) -> list[str]:
         """Invariants that had nothing to say, though the engine and these workers show what they look at."""
-        return [i.slug for i in self._silent() if self.named or self._shown(i)]
+        return self._silent(shown=True)
 
     @property
     def unobservable(self) -> list[str]:
         """Invariants that had nothing to say because the engine or these workers do not show what they look at."""
-        return [i.slug for i in self._silent() if not (self.named or self._shown(i))]
+        return self._silent(shown=False)
 
-    def _silent(self) -> list[Invariant]:
-        reached = self.total.reached
-        return [i for i in self.invariants if not reached.get(i.slug)]
+    def _silent(self, *, shown: bool) -> list[str]:
+        total = self.total
+        silent = [i for i in self.invariants if not total.reached.get(i.slug)]
+        return [i.slug for i in silent if (self.named or self._shown(i, total.observed)) is shown]
 
-    def _shown(self, invariant: Invariant) -> bool:
+    def _shown(self, invariant: Invariant, observed: Collection[str]) -> bool:
         if invariant.trait and not any(getattr(WORKERS[worker], invariant.trait) for worker in self.workers):
             return False
-        shown = [name in self.total.observed for name in invariant.reads]
+        shown = [name in observed for name in invariant.reads]
         # A relation compares whatever both runs show.
         return any(shown) if invariant.kind == RELATION else all(shown)
 

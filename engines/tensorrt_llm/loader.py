@@ -13,10 +13,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -65,6 +66,19 @@ class _AliasLoader(Loader):
         module.__spec__ = self._spec
 
 
+class _FileLoader(SourceFileLoader):
+    """Compiles each text once per process: nothing is kept on disk, and every engine loads its modules anew."""
+
+    # The signature is that of the class above, whose further parameter nobody gives.
+    def source_to_code(self, data: Any, path: Any, **_: Any) -> CodeType:  # type: ignore[override]
+        return _compiled(bytes(data), str(path))
+
+
+@cache
+def _compiled(source: bytes, path: str) -> CodeType:
+    return compile(source, path, "exec", dont_inherit=True)
+
+
 class _Finder(MetaPathFinder):
     """Real files for the modules under test, an alias for the other attention package, stand-ins for the rest."""
 
@@ -93,7 +107,7 @@ class _Finder(MetaPathFinder):
             return ModuleSpec(fullname, _AliasLoader(original), is_package=True)
         if fullname in self.real:
             file = str(self.real[fullname])
-            return spec_from_file_location(fullname, file, loader=SourceFileLoader(fullname, file))
+            return spec_from_file_location(fullname, file, loader=_FileLoader(fullname, file))
         return ModuleSpec(fullname, _StandInLoader(self), is_package=True)
 
 

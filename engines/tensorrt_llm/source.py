@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
@@ -75,10 +75,14 @@ class Source:
         """Class name -> module, for each class that a file of ``speculative/`` defines at its top level."""
         found: dict[str, str] = {}
         for path in sorted(self.interface_file.parent.glob("*.py")):
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef):
-                    found[node.name] = f"{SPECULATIVE}.{path.stem}"
+            found.update(dict.fromkeys(_class_names(path.read_text(encoding="utf-8")), f"{SPECULATIVE}.{path.stem}"))
         return found
+
+
+@cache
+def _class_names(text: str) -> tuple[str, ...]:
+    """Classes at the top level of a file, which each engine that is made asks for again; parsing is slow."""
+    return tuple(node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
 
 
 def open_source(directory: str | os.PathLike[str], *, installed: bool = False) -> Source:

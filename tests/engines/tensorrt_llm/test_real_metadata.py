@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 
@@ -27,17 +28,21 @@ def on_dsa(scenario):
     )
 
 
+class Engine(TensorrtLlmEngine):
+    """On the CPU; runs each scenario once, however much is asked about it."""
+
+    def __init__(self, root):
+        super().__init__(root, device="cpu")
+        self.run = cache(partial(run, self))
+
+
 def violated(engine, scenario, **how):
-    return {v.invariant for v in verify(scenario, lambda s: run(engine, s), **how).violations}
-
-
-def engine_on(root):
-    return TensorrtLlmEngine(root, device="cpu")
+    return {v.invariant for v in verify(scenario, engine.run, **how).violations}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_dense_class_lives_as_the_suites_does(tree, layout):
-    own, suites = engine_on(tree(layout=layout, metadata="dense")), engine_on(tree(layout=layout))
+    own, suites = Engine(tree(layout=layout, metadata="dense")), Engine(tree(layout=layout))
     session = own.open(Config(worker=DRAFT_TARGET, max_draft_len=1))
     (real,) = type(session.attn_metadata).__bases__
     assert real is own.upstream.interface.TrtllmAttentionMetadata
@@ -45,12 +50,12 @@ def test_the_dense_class_lives_as_the_suites_does(tree, layout):
     session.close()
     for scenario in lives(DRAFT_TARGET):
         assert violated(own, scenario) == set()
-        assert run(own, scenario).steps == run(suites, scenario).steps
+        assert own.run(scenario).steps == suites.run(scenario).steps
 
 
 @pytest.mark.parametrize("worker", [DRAFT_TARGET, "MTPEagleWorker"])
 def test_the_stale_map_is_found_by_state_and_by_acceptance_alone(tree, worker):
-    stale, fixed = engine_on(tree(metadata="stale")), engine_on(tree(metadata="fixed"))
+    stale, fixed = Engine(tree(metadata="stale")), Engine(tree(metadata="fixed"))
     scenario = on_dsa(life(worker))
     for invariant in ("req-idx-matches-layout", "acceptance-follows-agreement", "oracle-drafter-accepts-all"):
         assert violated(stale, scenario, only=[invariant]) == {invariant}
@@ -58,7 +63,7 @@ def test_the_stale_map_is_found_by_state_and_by_acceptance_alone(tree, worker):
 
 
 def test_the_fixed_class_departs_in_what_prepare_leaves_alone_only(tree):
-    fixed = engine_on(tree(metadata="fixed"))
+    fixed = Engine(tree(metadata="fixed"))
     assert violated(fixed, on_dsa(life(DRAFT_TARGET)), relations=False) == {
         "gen-kv-lens-in-every-column",
         "sparse-maps-equal-reference",
@@ -69,7 +74,7 @@ def test_the_fixed_class_departs_in_what_prepare_leaves_alone_only(tree):
 def test_what_the_page_says_of_the_stale_class_is_not_so_of_the_fixed_one(tree, finding):
     facts, scenario = finding
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", facts))
-    assert not named & violated(engine_on(tree("post-fix", metadata="fixed")), loads(scenario))
+    assert not named & violated(Engine(tree("post-fix", metadata="fixed")), loads(scenario))
 
 
 def test_one_request_at_a_time_never_meets_the_stale_map(tree):
@@ -81,7 +86,7 @@ def test_one_request_at_a_time_never_meets_the_stale_map(tree):
         for step in (scenario.steps[2], *scenario.steps[5:])
     )
     scenario = loads(dumps(replace(scenario, requests=scenario.requests[:1], steps=alone)))
-    assert violated(engine_on(tree(metadata="stale")), scenario) == set()
+    assert violated(Engine(tree(metadata="stale")), scenario) == set()
 
 
 def test_the_doctor_says_what_is_driven_and_what_was_added_to_it(tree):
@@ -96,7 +101,7 @@ def test_the_doctor_says_what_is_driven_and_what_was_added_to_it(tree):
 def test_a_dense_class_that_cannot_be_made_takes_the_sparse_one_with_it(tmp_path):
     file = build(tmp_path, metadata="fixed") / PLACE / "trtllm.py"
     file.write_text(file.read_text().replace("assert not self.mapping", "assert self.mapping"))
-    engine = engine_on(tmp_path)
+    engine = Engine(tmp_path)
     assert engine.backends == ("TRTLLM",)
     made = engine.open(Config(worker=DRAFT_TARGET, max_draft_len=1)).attn_metadata
     assert type(made).__qualname__ == attention_metadata_class(engine.upstream.attention.AttentionMetadata).__qualname__
@@ -113,7 +118,7 @@ def test_a_dense_class_that_cannot_be_made_takes_the_sparse_one_with_it(tmp_path
 def test_a_class_that_fills_its_buffers_otherwise_is_not_driven(tmp_path):
     file = build(tmp_path, metadata="fixed") / PLACE / "sparse/dsa/metadata.py"
     file.write_text(file.read_text().replace("right=True", "right=False"))
-    engine = engine_on(tmp_path)
+    engine = Engine(tmp_path)
     assert engine.backends == ("TRTLLM",)
     expected = (
         r"DSAtrtllmAttentionMetadata of 'DSA' cannot be driven .ValueError: req_idx_per_token is .*write 'TRTLLM'"
