@@ -30,7 +30,8 @@ import torch
 from engines import LINES, SEAMS, run
 from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine, doctor
 from engines.tensorrt_llm.leftovers import READ, evidence
-from engines.tensorrt_llm.source import DRIVEN, HOW_TO_PROVIDE, SOURCE_VARIABLE
+from engines.tensorrt_llm.source import HOW_TO_PROVIDE
+from engines.upstream import DRIVEN, SOURCE_VARIABLE
 from invariants import verify
 from scenarios import WORKERS, Phase, Scenario, StepTrace, Trace, check
 from tests.engines.tensorrt_llm.cases import failing, life, lives, varying
