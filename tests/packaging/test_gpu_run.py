@@ -51,6 +51,23 @@ def test_one_test_that_ran_is_enough(tmp_path: Path) -> None:
     assert "nothing ran" not in output
 
 
+@pytest.mark.parametrize(
+    ("tests", "status", "text"),
+    [
+        (SKIPPED + PASSES, 0, "1 passed, 2 skipped"),
+        (SKIPPED, 2, "gpu_tests: nothing ran: every test was skipped"),
+        ("def test_d(): assert 0\n", 1, "1 failed"),
+    ],
+    ids=["one-ran", "all-skipped", "one-failed"],
+)
+def test_tests_that_ran_in_other_processes_count(tmp_path: Path, tests: str, status: int, text: str) -> None:
+    pytest.importorskip("xdist")
+    # More processes than tests that run, so that one is left without any.
+    done, output = run(tmp_path, TORCH_WITH_GPU, tests, "-p", "xdist", "-n", "2")
+    assert (done, text in output) == (status, True)
+    assert ("nothing ran" in output) == (status == 2)
+
+
 def test_a_failure_stays_a_failure(tmp_path: Path) -> None:
     status, output = run(tmp_path, TORCH_WITH_GPU, "def test_d(): assert 0\n")
     assert status == 1
