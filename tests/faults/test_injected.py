@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 from types import ModuleType
+from typing import Any
 
 import pytest
 
