@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import typer.core
 
+from engines.upstream import SOURCE_VARIABLE
 from faults import raised_at
 from fuzz import engines
 from scenarios import UsageError, closest
@@ -107,7 +108,7 @@ def _program(
 
 def _use_source(path: Path | None) -> Path | None:
     if path is not None:
-        os.environ[engines.SOURCE_VARIABLE] = str(path)
+        os.environ[SOURCE_VARIABLE] = str(path)
     return path
 
 

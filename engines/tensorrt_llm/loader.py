@@ -8,6 +8,7 @@ so several checkouts and an installed package can take turns.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,6 @@ from engines.tensorrt_llm.cpu import CudaOnCpu, is_emulated_stream_capturing, me
 from engines.tensorrt_llm.real_metadata import Location, driven_class, locate, try_out
 from engines.tensorrt_llm.source import (
     ATTENTION_PACKAGES,
-    DRIVEN,
     HOW_TO_PROVIDE,
     SPECULATIVE,
     Source,
@@ -37,6 +37,7 @@ from engines.tensorrt_llm.source import (
 from engines.tensorrt_llm.stand_ins import ROOTS, Logger, StandInModule, behaviours
 from engines.tensorrt_llm.supplements import supplement, supplement_sparse_package
 from engines.tensorrt_llm.trees import relocation
+from engines.upstream import DRIVEN
 from scenarios import BACKENDS, WORKERS, UsageError
 
 
@@ -217,6 +218,17 @@ class Upstream:
         """Module under test -> its file, for those loaded so far."""
         modules = sys.modules if self.source.installed else self._modules
         return {name: str(path) for name, path in self._finder.real.items() if name in modules}
+
+    def forget(self) -> None:
+        """Empty what functions of the modules under test have kept, as in a new process.
+
+        Tables of the dense backend are made once in a process: a fault in the making would strike its first run only.
+        """
+        for name in self.files:
+            module = sys.modules[name] if self.source.installed else self._modules[name]
+            for value in vars(module).values():
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -8,12 +8,11 @@ import os
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Final
 
+from engines.upstream import SOURCE_VARIABLE
 from scenarios import UsageError
 
 PACKAGE = "tensorrt_llm"
-SOURCE_VARIABLE = "SPECFUZZ_TRTLLM_SOURCE"
 UNGUARDED_VARIABLE = "SPECFUZZ_TRTLLM_UNGUARDED"
 """Set to anything: drive workers that the guard of their base rejects."""
 HOW_TO_PROVIDE = (
@@ -25,17 +24,6 @@ ATTENTION_PACKAGES = ("attention.backends", "attention_backend")
 """The package of the attention metadata under ``tensorrt_llm/_torch``, newest name first."""
 
 SPECULATIVE = f"{PACKAGE}._torch.speculative"
-
-DRIVEN: Final = (
-    "Eagle3OneModelWorker",
-    "MTPEagleWorker",
-    "DraftTargetOneModelWorker",
-    "PARDWorker",
-    "MTPWorker",
-    "DFlashWorker",
-    "MTPEagleDynamicTreeWorker",
-)
-"""Workers that the suite has a driver for."""
 
 
 def attention_package(layout: str) -> str:

@@ -8,12 +8,15 @@ from functools import cache, partial
 
 import pytest
 
-from engines import run
+from engines import SEAMS, TORCH, run
 from engines.tensorrt_llm import TensorrtLlmEngine, doctor
 from engines.tensorrt_llm.backend import attention_metadata_class
+from fuzz.events import BatchFinished, FindingFound, HarnessError, Tally, UnitRefused
+from fuzz.unit import Unit
+from fuzz.work import run_unit
 from invariants import verify
 from scenarios import Config, Generation, UsageError, dumps, loads
-from tests.engines.tensorrt_llm.cases import life, lives
+from tests.engines.tensorrt_llm.cases import life, lives, replayed
 from tests.engines.tensorrt_llm.test_findings import findings
 from tests.fixtures.tensorrt_llm_tree import LAYOUTS, build
 
@@ -75,6 +78,54 @@ def test_what_the_page_says_of_the_stale_class_is_not_so_of_the_fixed_one(tree, 
     facts, scenario = finding
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", facts))
     assert not named & violated(Engine(tree("post-fix", metadata="fixed")), loads(scenario))
+
+
+def test_a_replayed_step_shows_the_stale_map_by_acceptance(tree):
+    scenario = on_dsa(replayed(DRAFT_TARGET))
+    stale, fixed = engine_on(tree(metadata="stale")), engine_on(tree(metadata="fixed"))
+    found = verify(scenario, lambda s: run(stale, s), only=["acceptance-follows-agreement"]).violations
+    assert {violation.step for violation in found} == {3}
+    assert violated(fixed, scenario, only=["acceptance-follows-agreement"]) == set()
+
+
+def test_tables_that_a_process_makes_once_are_made_in_each_run(tree):
+    engine = engine_on(tree(metadata="dense"))
+    first, again = (run(engine, life(DRAFT_TARGET), record=[TORCH]).steps[0].sites for _ in range(2))
+    assert first["torch.repeat"] > 0
+    assert first == again
+
+
+def campaign(monkeypatch, root, **options):
+    monkeypatch.setenv("SPECFUZZ_TRTLLM_SOURCE", str(root))
+    unit = Unit(engine="tensorrt_llm", device="cpu", worker=DRAFT_TARGET, **options)
+    events = list(run_unit(unit))
+    assert not [event for event in events if isinstance(event, (HarnessError, UnitRefused))]
+    tally = sum((event.tally for event in events if isinstance(event, BatchFinished)), Tally())
+    return tally, [event.finding for event in events if isinstance(event, FindingFound)]
+
+
+def test_a_campaign_draws_both_backends_and_each_fault_fires(monkeypatch, tree):
+    drawn, open_session = set(), TensorrtLlmEngine.open
+
+    def noted(engine, config, *rest, **options):
+        drawn.add(config.attention_backend)
+        return open_session(engine, config, *rest, **options)
+
+    monkeypatch.setattr(TensorrtLlmEngine, "open", noted)
+    options = {"seed": 1, "max_cases": 20, "faults": (SEAMS, TORCH), "invariants": ("saved-state-empty",)}
+    tally, findings = campaign(monkeypatch, tree(metadata="fixed"), **options)
+    assert (tally.cases, findings) == (20, [])
+    assert tally.fired == tally.planned > 5
+    assert drawn == {"TRTLLM", "DSA"}
+
+
+@pytest.mark.parametrize("invariant", ["req-idx-matches-layout", "acceptance-follows-agreement"])
+def test_a_campaign_finds_the_stale_map_either_way_and_shrinks_it(monkeypatch, tree, invariant):
+    options = {"seed": 3, "max_cases": 40, "faults": (), "invariants": (invariant,), "first": True}
+    _, (finding,) = campaign(monkeypatch, tree(metadata="stale"), **options)
+    assert finding.scenario.config.attention_backend == "DSA"
+    assert max(len(step.contexts) + len(step.generations) for step in finding.scenario.steps) == 2
+    assert violated(engine_on(tree(metadata="fixed")), finding.scenario, only=[invariant]) == set()
 
 
 def test_one_request_at_a_time_never_meets_the_stale_map(tree):

@@ -14,7 +14,7 @@ from engines import SEAMS, TORCH, run
 from engines.portable import PortableEngine
 from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine
 from engines.tensorrt_llm.backend import linear_tables
-from engines.tensorrt_llm.source import DRIVEN
+from engines.upstream import DRIVEN
 from invariants import verify
 from scenarios import WORKERS, Config, Phase, ScenarioError, Step, UsageError, check
 from tests.engines.tensorrt_llm.cases import KMAX, chunked, failing, life, lives, varying
