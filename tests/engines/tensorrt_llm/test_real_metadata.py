@@ -82,14 +82,14 @@ def test_what_the_page_says_of_the_stale_class_is_not_so_of_the_fixed_one(tree, 
 
 def test_a_replayed_step_shows_the_stale_map_by_acceptance(tree):
     scenario = on_dsa(replayed(DRAFT_TARGET))
-    stale, fixed = engine_on(tree(metadata="stale")), engine_on(tree(metadata="fixed"))
-    found = verify(scenario, lambda s: run(stale, s), only=["acceptance-follows-agreement"]).violations
+    stale, fixed = Engine(tree(metadata="stale")), Engine(tree(metadata="fixed"))
+    found = verify(scenario, stale.run, only=["acceptance-follows-agreement"]).violations
     assert {violation.step for violation in found} == {3}
     assert violated(fixed, scenario, only=["acceptance-follows-agreement"]) == set()
 
 
 def test_tables_that_a_process_makes_once_are_made_in_each_run(tree):
-    engine = engine_on(tree(metadata="dense"))
+    engine = Engine(tree(metadata="dense"))
     first, again = (run(engine, life(DRAFT_TARGET), record=[TORCH]).steps[0].sites for _ in range(2))
     assert first["torch.repeat"] > 0
     assert first == again
@@ -125,7 +125,7 @@ def test_a_campaign_finds_the_stale_map_either_way_and_shrinks_it(monkeypatch, t
     _, (finding,) = campaign(monkeypatch, tree(metadata="stale"), **options)
     assert finding.scenario.config.attention_backend == "DSA"
     assert max(len(step.contexts) + len(step.generations) for step in finding.scenario.steps) == 2
-    assert violated(engine_on(tree(metadata="fixed")), finding.scenario, only=[invariant]) == set()
+    assert violated(Engine(tree(metadata="fixed")), finding.scenario, only=[invariant]) == set()
 
 
 def test_one_request_at_a_time_never_meets_the_stale_map(tree):
