@@ -178,25 +178,27 @@ def test_a_fault_at_any_seam_leaves_the_state_of_the_emulation(
             on_cuda, on_cpu = run(cuda, failed), run(emulated, failed)
             assert on_cuda.steps[step].fired == 1, f"{site}@{occurrence}"
             assert_same(on_cuda, on_cpu)
-            verdict = verify(failed, lambda s: run(cuda, s), relations=False)
+            verdict = verify(failed, lambda _: on_cuda, relations=False)
             assert {v.invariant for v in verdict.violations} <= known(worker), f"{site}@{occurrence}"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="line sites need Python 3.12")
+@pytest.mark.parametrize("part", [0, 1], ids=["odd", "even"])
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_a_fault_at_any_line_leaves_the_state_of_the_emulation(
-    cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str
+    cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str, part: int
 ) -> None:
     scenario = without_startup(life(worker))
     sites = run(emulated, scenario, record=[LINES]).steps[1].sites
     files = {site.split(":")[1] for site in sites}
     assert {path.rpartition("/")[2] for path in files} >= {"interface.py"}
-    for site in sites:
+    # In two halves, as a tree worker passes so many lines that one test of them would be taken for hung.
+    for site in list(sites)[part::2]:
         failed = failing(scenario, 1, site)
         on_cuda, on_cpu = run(cuda, failed), run(emulated, failed)
         assert on_cuda.steps[1].fired == 1, site
         assert_same(on_cuda, on_cpu)
-        verdict = verify(failed, lambda s: run(cuda, s), relations=False)
+        verdict = verify(failed, lambda _: on_cuda, relations=False)
         assert {v.invariant for v in verdict.violations} <= known(worker), site
 
 
