@@ -34,7 +34,7 @@ from engines.tensorrt_llm.source import HOW_TO_PROVIDE
 from engines.upstream import DRIVEN, SOURCE_VARIABLE
 from gpu_tests.comparison import assert_same, drivable, values
 from invariants import verify
-from scenarios import WORKERS, Phase, Scenario, check
+from scenarios import WORKERS, Phase, Scenario, Trace, check
 from tests.engines.tensorrt_llm.cases import failing, life, lives
 
 MIXED, WARM_UP = 3, 0
@@ -151,6 +151,11 @@ def test_the_doctor_finds_every_worker_or_says_why_not(source: str) -> None:
         assert verdict.drivable or "guard rejects it" in verdict.reason, verdict
 
 
+def violated(scenario: Scenario, trace: Trace) -> set[str]:
+    """Invariants that this run of the scenario violates."""
+    return {v.invariant for v in verify(scenario, lambda _: trace, relations=False).violations}
+
+
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_traces_are_those_of_the_emulation(cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str) -> None:
     for scenario in scenarios_of(emulated, worker):
@@ -178,8 +183,7 @@ def test_a_fault_at_any_seam_leaves_the_state_of_the_emulation(
             on_cuda, on_cpu = run(cuda, failed), run(emulated, failed)
             assert on_cuda.steps[step].fired == 1, f"{site}@{occurrence}"
             assert_same(on_cuda, on_cpu)
-            verdict = verify(failed, lambda _: on_cuda, relations=False)
-            assert {v.invariant for v in verdict.violations} <= known(worker), f"{site}@{occurrence}"
+            assert violated(failed, on_cuda) <= known(worker), f"{site}@{occurrence}"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="line sites need Python 3.12")
@@ -198,8 +202,7 @@ def test_a_fault_at_any_line_leaves_the_state_of_the_emulation(
         on_cuda, on_cpu = run(cuda, failed), run(emulated, failed)
         assert on_cuda.steps[1].fired == 1, site
         assert_same(on_cuda, on_cpu)
-        verdict = verify(failed, lambda _: on_cuda, relations=False)
-        assert {v.invariant for v in verdict.violations} <= known(worker), site
+        assert violated(failed, on_cuda) <= known(worker), site
 
 
 @pytest.mark.parametrize("worker", DRIVEN)
