@@ -56,6 +56,7 @@ class WorkerTraits:
     tree                 it drafts a tree: ``max_total_draft_tokens`` nodes of depth K at most
     sparse               whether it runs on a sparse attention backend
     draft_model          it drafts by calls of a model; without one it saves nothing and moves no lengths
+    sa_enhancer          a suffix automaton's drafts may take the place of the model's
     """
 
     name: str
@@ -70,13 +71,14 @@ class WorkerTraits:
     tree: bool = False
     sparse: bool = True
     draft_model: bool = True
+    sa_enhancer: bool = False
 
 
 WORKERS: Final[dict[str, WorkerTraits]] = {
     w.name: w
     for w in (
-        WorkerTraits("Eagle3OneModelWorker", "Eagle3, linear draft loop over one draft layer group"),
-        WorkerTraits("MTPEagleWorker", "MTP-Eagle, linear draft loop over one MTP layer"),
+        WorkerTraits("Eagle3OneModelWorker", "Eagle3, linear draft loop over one draft layer group", sa_enhancer=True),
+        WorkerTraits("MTPEagleWorker", "MTP-Eagle, linear draft loop over one MTP layer", sa_enhancer=True),
         WorkerTraits("DraftTargetOneModelWorker", "a separate draft model, linear draft loop over tokens alone"),
         WorkerTraits(
             "PARDWorker",
@@ -84,6 +86,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             parallel=True,
             drafts_for_contexts=False,
             min_draft_len=1,
+            sa_enhancer=True,
         ),
         WorkerTraits(
             "MTPWorker",
@@ -93,6 +96,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             chunked_prefill=False,
             feeds_history=True,
             sparse=False,
+            sa_enhancer=True,
         ),
         WorkerTraits("SAWorker", "drafts from the suffix automaton of a request's own text", draft_model=False),
         WorkerTraits(
@@ -101,6 +105,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             drafts_for_contexts=False,
             keeps_context=True,
             sparse=False,
+            sa_enhancer=True,
         ),
         WorkerTraits(
             "DSparkWorker",
@@ -108,6 +113,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             drafts_for_contexts=False,
             keeps_context=True,
             sparse=False,
+            sa_enhancer=True,
         ),
         WorkerTraits(
             "Eagle3OneModelDynamicTreeWorker",
@@ -179,6 +185,8 @@ class Config:
     index_topk        positions that a sparse backend selects per row, at least 1; 0 for a dense one
     dynamic_tree_max_topK   candidates per node of a draft tree, at least 2; 0 without a tree
     max_total_draft_tokens  nodes of a draft tree, the root not counted; 0 without a tree
+    sa_threshold      from which match length on a suffix automaton's drafts take the place of the model's (upstream:
+                      ``sa_config.threshold``); 0 without automata beside the model
     """
 
     worker: str
@@ -195,6 +203,7 @@ class Config:
     index_topk: int = 0
     dynamic_tree_max_topK: int = 0
     max_total_draft_tokens: int = 0
+    sa_threshold: int = 0
 
     @property
     def traits(self) -> WorkerTraits:
@@ -264,12 +273,16 @@ class Generation:
     1 + min(agree, drafts it verifies) tokens. A dummy (``request`` None) has ``past`` cached tokens, and its
     drafts are such that the target accepts ``accept`` tokens (1..draft_len+1); both are left at their
     defaults for a real request.
+
+    ``match`` is how long the match is that the request's suffix automaton finds in this step. From
+    ``Config.sa_threshold`` on its drafts are those of the row, and ``agree`` speaks of them.
     """
 
     request: int | None
     agree: int = 0
     past: int = 0
     accept: int = 1
+    match: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,7 @@ _LIMITS = {
     "index_topk": (0, 4096),
     "dynamic_tree_max_topK": (0, 16),
     "max_total_draft_tokens": (0, 255),
+    "sa_threshold": (0, 4096),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -122,6 +123,12 @@ def check_config(config: Config) -> None:
         if value > high:
             raise ScenarioError(f"config.{name}", f"{value} is too large", f"write at most {high}")
     _check_tree(config)
+    _require(
+        config.traits.sa_enhancer or not config.sa_threshold,
+        "config.sa_threshold",
+        f"{config.worker} has no suffix automaton beside a draft model",
+        "leave it out",
+    )
 
 
 def most_nodes(depth: int, topk: int) -> int:
@@ -350,6 +357,7 @@ class Schedule:
             f"{row.agree} is outside 0..{k}",
             "write how many of the drafts made for this row agree with the target",
         )
+        self._check_match(row, field)
         if row.request is None:
             self._check_dummy(step, field)
             least, most = self.config.least_history, 1 if config.traits.tree else k + 1
@@ -378,6 +386,18 @@ class Schedule:
         )
         accepted = 1 + min(state.agree, state.drafts, k)
         return RowPlan(row.request, False, state.past, query, accepted, state.granted + 1 + self.draft_width(k))
+
+    def _check_match(self, row: Generation, field: str) -> None:
+        enhanced = self.config.sa_threshold > 0 and row.request is not None
+        most = self.config.max_seq_len if enhanced else 0
+        _require(
+            0 <= row.match <= most,
+            f"{field}.match",
+            f"{row.match} is outside 0..{most}",
+            "write how many tokens the match has"
+            if enhanced
+            else "leave it out, as it is for real requests of a config with sa_threshold",
+        )
 
     def _active(self, step: Step, request: int, field: str) -> RequestState:
         _require(

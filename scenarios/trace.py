@@ -113,7 +113,8 @@ FIELDS: Final[dict[str, str]] = {
     "mtp_past_tokens": "request -> the last Kmax tokens that vanilla MTP keeps, oldest first",
     "mtp_past_hidden_states": "request -> the target's hidden states (tracer digests) of these",
     "draft_context": "request -> [position, value] of each column of the drafter's own context (DFlash, DSpark)",
-    "automaton": "request -> text that its suffix automaton holds (SA)",
+    "automaton": "request -> text that its suffix automaton holds (SA, or beside a model)",
+    "sa_requests": "requests that own a suffix automaton, in ascending order (SA, or beside a model); also failed",
     "draft_tree": "request -> per draft node of its last step its parent, -1 for the root; [] without a tree",
     # failed.
     "exception": "class name of the exception",
