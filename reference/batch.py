@@ -28,6 +28,8 @@ class Row:
     parents     per token fed the one that it follows, ``ROOT`` for the first
     drafts      how many of them, from the second on, are drafts to verify (a parallel drafter feeds more)
     agree       how many of the drafts made in this step the target will agree with
+    match       how long a match its suffix automaton finds in this step
+    overridden  whether the automaton's drafts, which ``agree`` then speaks of, are the row's
     """
 
     request: int | None
@@ -39,6 +41,13 @@ class Row:
     parents: Sequence[int]
     drafts: int
     agree: int
+    match: int = 0
+    overridden: bool = False
+
+    @property
+    def model_agree(self) -> int:
+        """How many of the drafts that a model makes for it the target would agree with."""
+        return 0 if self.overridden else self.agree
 
     @property
     def query(self) -> int:
@@ -201,7 +210,8 @@ def _generation(row: Generation, draft_len: int, width: int, config: Config, his
     drafts = made.tokens[:verified]
     tokens = [text.token(past), *drafts, *[PAD_TOKEN] * (width - len(drafts))]
     parents = _tree(made.parents, width) if config.traits.tree else _chain(tokens)
-    return Row(row.request, False, text, prompt_len, past, tokens, parents, verified, row.agree)
+    overridden = draft_len > 0 and row.match >= config.sa_threshold > 0
+    return Row(row.request, False, text, prompt_len, past, tokens, parents, verified, row.agree, row.match, overridden)
 
 
 def _chain(tokens: Sequence[int]) -> Sequence[int]:

@@ -25,7 +25,7 @@ class MTPWorker(SpecWorker):
 
     def draft(self, batch: Batch) -> Drafting:
         """K calls. What dummies are fed, and so what is drafted for them, depends on what their slots held before."""
-        chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.rows]
+        chains = [chain(row.text, row.end + 1, batch.draft_len, row.model_agree) for row in batch.rows]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
             drafts=None if batch.is_startup else [Drafts(made.drafts) for made in chains],
@@ -73,7 +73,7 @@ def given(row: Row, made: Chain, positions: range, i: int) -> tuple[list[int], l
 def layers(history: History) -> list[list[int]]:
     """Slots of each layer: at n the token of n + 1 + i, of which the last ones are drafts of the last turn."""
     past, unwritten = history.past, skipped(history)
-    tokens = history.text.tokens(0, past + 1) + list(history.drafts.tokens)
+    tokens = history.text.tokens(0, past + 1) + list(history.drafts.own)
     return [
         [EMPTY if n in unwritten else entry(n, tokens[n + 1 + i]) for n in range(past)]
         for i in range(len(history.drafts.tokens))
