@@ -52,17 +52,24 @@ class LogitsProcessor(nn.Module):
 class Steering:
     """Makes a drafter as good as a scenario wants it: which of a row's drafts the target will agree with.
 
-    agree  int64 [max_num_requests], device: so many, from the first on, per row
-    depth  draft steps done in this forward
+    agree     int64 [max_num_requests], device: so many, from the first on, per row
+    depth     draft steps done in this forward
+    sa_agree  as ``agree``, of the rows whose texts suffix automata extend
+    sa_match  int64 [max_num_requests], device: length of the match in each of these texts
     """
 
     def __init__(self, max_num_requests: int, device: torch.device) -> None:
-        self.agree = torch.zeros(max_num_requests, dtype=torch.int64, device=device)
+        self.agree, self.sa_agree, self.sa_match = torch.zeros(3, max_num_requests, dtype=torch.int64, device=device)
         self.depth = 0
 
     def steer(self, agree: list[int]) -> None:
         """Set ``agree`` for the rows of the next step."""
         self.agree[: len(agree)].copy_(torch.tensor(agree))
+
+    def steer_automata(self, agree: list[int], match: list[int]) -> None:
+        """Set ``sa_agree`` and ``sa_match`` for the rows of the next step that have an automaton."""
+        self.sa_agree[: len(agree)].copy_(torch.tensor(agree))
+        self.sa_match[: len(match)].copy_(torch.tensor(match))
 
     def disturb(self, tokens: Tensor, attn_metadata: Any) -> Tensor:
         """``tokens`` of the generations, int64 [G * drafts], some of them turned into ones to disagree with."""

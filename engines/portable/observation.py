@@ -14,7 +14,7 @@ from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
-from engines.portable.spec_observation import spec_fields
+from engines.portable.spec_observation import enhancer_buffers, enhancer_fields, slot_fields, spec_fields
 from engines.portable.tree_observation import TreeObserver
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
@@ -219,6 +219,7 @@ class Observer:
             next_draft_tokens=outputs["next_draft_tokens"].tolist(),
             next_new_tokens=outputs["next_new_tokens"].tolist(),
             worker_state={name: bool(value) for name, value in state.items()},
+            **enhancer_fields(self._worker, self._spec_metadata),
         )
         self._add(RESTORED, fields)
 
@@ -255,12 +256,18 @@ class Observer:
             "all_rank_num_tokens": attn.all_rank_num_tokens,
             "_saved_tensors": list(attn._saved_tensors),
             # A version of upstream may lack one of them, or compute it.
-            "identity": {name: self._label(getattr(attn, name)) for name in self._objects if name in vars(attn)},
+            "identity": {name: self._label(tensor) for name, tensor in self._tensors(attn).items()},
         }
         if device and not self._cuda_capture():
             fields["_seq_lens_cuda"] = attn._seq_lens_cuda.tolist()
             fields["kv_lens_cuda"] = attn.kv_lens_cuda.tolist()[:n]
         return fields
+
+    def _tensors(self, attn: Any) -> dict[str, Tensor]:
+        """Tensors whose identity matters, by name."""
+        return {name: getattr(attn, name) for name in self._objects if name in vars(attn)} | enhancer_buffers(
+            self._worker
+        )
 
     def _ledger(self) -> Fields:
         manager, requests = self._kv_cache_manager, self._executor.active_requests
@@ -268,6 +275,7 @@ class Observer:
             "kv_tokens": {i: manager.get_num_tokens(i) for i in requests},
             "kv_blocks": {i: list(manager.get_block_ids(i)) for i in requests},
             "free_blocks": manager.get_num_free_blocks(),
+            **slot_fields(self._executor.spec_resource_manager),
         }
 
     def _cache_content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, Any]]:

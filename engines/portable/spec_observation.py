@@ -5,18 +5,51 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from torch import Tensor
+
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.mtp import MTPHiddenStatesManager
-from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
+from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager, sa_manager_of
+
+_IDS = 1 << 31
+"""Ids of requests are below, those of dummies above."""
 
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:
     """Fields of the worker's own state, of these requests."""
+    automata = sa_manager_of(manager)
+    fields = {} if automata is None else _sa_fields(automata, requests)
     if isinstance(manager, MTPHiddenStatesManager):
-        return _mtp_fields(manager, requests)
-    if isinstance(manager, SuffixAutomatonManager):
-        return _sa_fields(manager, requests)
-    return {}
+        fields.update(_mtp_fields(manager, requests))
+    return fields
+
+
+def slot_fields(manager: SpecResourceManager | None) -> dict[str, list[int]]:
+    """Who owns an automaton, whoever is active: ids of requests, -1 for a dummy."""
+    automata = sa_manager_of(manager)
+    if automata is None:
+        return {}
+    owners = automata.slot_manager.owners()
+    return {"sa_requests": sorted(request if request < _IDS else -1 for request in owners)}
+
+
+def enhancer_buffers(worker: Any) -> dict[str, Tensor]:
+    """What a worker with suffix automata beside its draft model keeps from one forward to the next."""
+    enhancer = getattr(worker, "sa_enhancer", None)
+    return {} if enhancer is None else {"sa_match_len": enhancer.match_len, "sa_draft_tokens": enhancer.draft_tokens}
+
+
+def enhancer_fields(worker: Any, spec_metadata: Any) -> dict[str, Any]:
+    """What these automata found for the generations of the step; nothing where nothing is drafted for any."""
+    gens, draft_len = spec_metadata.num_generations, spec_metadata.runtime_draft_len
+    buffers = enhancer_buffers(worker)
+    if not buffers or not gens or not draft_len:
+        return {}
+    match_len, draft_tokens = buffers.values()
+    return {
+        "sa_match_len": match_len[:gens].tolist(),
+        "sa_draft_tokens": draft_tokens[:gens, :draft_len].tolist(),
+    }
 
 
 def _mtp_fields(manager: MTPHiddenStatesManager, requests: Collection[int]) -> dict[str, dict[int, Any]]:

@@ -38,6 +38,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         mask_token_id=MASK_TOKEN,
         dynamic_tree_max_topK=config.dynamic_tree_max_topK,
         dynamic_tree_max_nodes=config.max_total_draft_tokens,
+        sa_threshold=config.sa_threshold,
     )
     sparse = BACKENDS[config.attention_backend].sparse
     cache_class = DSACacheManager if sparse else KVCacheManager

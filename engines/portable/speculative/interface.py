@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from engines.portable._utils import host_tensor
 from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
+from engines.portable.speculative.sa_enhancer import SADraftEnhancer
 
 if TYPE_CHECKING:
     from engines.portable.pyexecutor.llm_request import LlmRequest
+    from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 
 logger = logging.getLogger("specfuzz.portable")
 
@@ -35,6 +37,7 @@ class DecodingConfig:
     mask_token_id        what a parallel drafter is given for tokens to predict
     dynamic_tree_max_topK     candidates per node of a tree of drafts; 0 without one
     dynamic_tree_max_nodes    nodes that a tree keeps, its root not counted
+    sa_threshold              from which match length on a suffix automaton drafts instead; 0 without one
     """
 
     spec_dec_mode: SpeculativeDecodingMode
@@ -43,6 +46,7 @@ class DecodingConfig:
     mask_token_id: int
     dynamic_tree_max_topK: int = 0
     dynamic_tree_max_nodes: int = 0
+    sa_threshold: int = 0
 
     @property
     def use_dynamic_tree(self) -> bool:
@@ -93,6 +97,7 @@ class SpecMetadata:
     batch_indices_cuda               int32 [max_num_requests], device: 0, 1, 2, ...
     num_tokens, seq_lens, request_ids, num_generations   host
     runtime_draft_len, runtime_tokens_per_gen_step       K of the step, and rows per generation
+    sa_manager                       suffix automata of the requests; None without
     """
 
     max_num_requests: int
@@ -109,6 +114,7 @@ class SpecMetadata:
     runtime_tokens_per_gen_step: int = field(default=1, init=False)
     all_rank_num_tokens: list[int] | None = field(default=None, init=False)
     subseq_all_rank_num_tokens: list[int] | None = field(default=None, init=False)
+    sa_manager: SuffixAutomatonManager | None = None
 
     def __post_init__(self) -> None:
         """Allocate the buffers; called again on the copy that belongs to a graph."""
@@ -123,6 +129,13 @@ class SpecMetadata:
         assert self.request_ids is not None, "prepare: request_ids is not set"
         n = len(self.request_ids)
         self.batch_indices_cuda[:n].copy_(host_tensor(range(n), self.device), non_blocking=True)
+        if self.sa_manager is not None:
+            self.sa_manager.prepare(self.request_ids[self._first_sa_row() :])
+
+    def _first_sa_row(self) -> int:
+        """The row from which on texts are extended on the device: the first generation."""
+        assert self.request_ids is not None
+        return len(self.request_ids) - self.num_generations
 
     def populate_context_prompt_lookahead(self, context_requests: Sequence[LlmRequest]) -> None:
         """Upload the prompt token that follows each context's chunk."""
@@ -158,6 +171,7 @@ class SpecWorkerBase(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
+        self.sa_enhancer: SADraftEnhancer | None = None
         self._spec_dec_attn_metadata: Any = None
         self._saved_num_contexts: int | None = None
         self._saved_host_request_types: Tensor | None = None
@@ -300,6 +314,24 @@ class SpecWorkerBase(nn.Module, ABC):
         agreed = (draft_tokens == gen_tokens[:, :draft_len]).cumprod(1, dtype=torch.int32)
         num_accepted_tokens[num_contexts:] += agreed.sum(1, dtype=torch.int32)
         return accepted_tokens, num_accepted_tokens
+
+    def _extend_automata(
+        self, accepted_tokens: Tensor, num_accepted: Tensor, attn_metadata: AttentionMetadata, spec_metadata: Any
+    ) -> None:
+        """Append what the generations accept to their texts; what these then draft may take over."""
+        if self.sa_enhancer is not None:
+            self.sa_enhancer.extend_and_prepare(
+                spec_metadata.sa_manager,
+                accepted_tokens,
+                num_accepted,
+                attn_metadata.num_generations,
+                attn_metadata.num_contexts,
+                spec_metadata.runtime_draft_len,
+            )
+
+    def _override_drafts(self, drafts: Tensor) -> Tensor:
+        """Drafts of the generations, int32 [G, K]: those of a suffix automaton where its match is long enough."""
+        return drafts if self.sa_enhancer is None else self.sa_enhancer.maybe_override_all_draft_tokens(drafts)
 
     def sample_draft_tokens(self, logits: Tensor, spec_metadata: SpecMetadata, draft_step: int | None = None) -> Tensor:
         """Greedy drafts from draft logits of any leading shape: int32. ``draft_step`` is None for a block."""

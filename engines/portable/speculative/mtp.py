@@ -80,6 +80,7 @@ class MTPWorker(SpecWorkerBase):
         draft_model: Any,
     ) -> dict[str, Tensor]:
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self.update_mtp_hidden_states(input_ids, hidden_states, num_accepted, attn_metadata, spec_metadata)
         inputs = self.prepare_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, num_accepted, attn_metadata, spec_metadata
@@ -93,8 +94,11 @@ class MTPWorker(SpecWorkerBase):
             tokens = self.sample_draft_tokens(draft_logits, spec_metadata, draft_step=i)
             next_draft_tokens.append(tokens)
             inputs = self._shift_inputs(inputs, last_tokens, tokens, hidden.index_select(0, last_tokens))
+        drafts = torch.stack(next_draft_tokens, dim=1)
+        num_contexts = attn_metadata.num_contexts
+        drafts = torch.cat([drafts[:num_contexts], self._override_drafts(drafts[num_contexts:])])
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
-        return self._outputs(logits, accepted, num_accepted, torch.stack(next_draft_tokens, dim=1))
+        return self._outputs(logits, accepted, num_accepted, drafts)
 
     def update_mtp_hidden_states(
         self,

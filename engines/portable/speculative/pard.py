@@ -44,6 +44,7 @@ class PARDWorker(ParallelSpecWorker):
         draft_len, num_contexts = spec_metadata.runtime_draft_len, attn_metadata.num_contexts
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         accepted = torch.nn.functional.pad(accepted, (0, draft_len - 1))
+        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self._prepare_attn_metadata_for_pard(attn_metadata, spec_metadata)
         self._prepare_kv_for_draft_forward(attn_metadata, num_accepted)
         inputs = self.prepare_1st_drafter_inputs(
@@ -57,7 +58,7 @@ class PARDWorker(ParallelSpecWorker):
                 hidden.index_select(0, rows), draft_model.lm_head, attn_metadata, True
             )
             block = draft_logits.view(-1, draft_len, draft_logits.shape[-1])
-            drafts[num_contexts:, :draft_len] = self.sample_draft_tokens(block, spec_metadata)
+            drafts[num_contexts:, :draft_len] = self._override_drafts(self.sample_draft_tokens(block, spec_metadata))
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         self._apply_kv_rewind_after_draft(attn_metadata)
         return self._outputs(logits, accepted, num_accepted, drafts)
