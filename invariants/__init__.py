@@ -14,17 +14,18 @@ draft[i]  it edits them: one token per row, no contexts, one token further    kv
           or a block of rows over a context of its own                        draft_context
 restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance, trees,
                                                                               draft_context
+          and an automaton's drafts take the place of a model's               enhancer
 updated   tokens are emitted, unused cache is taken back                      output, kv_cache, sparse, trees
-          and what a drafter keeps of each request follows                    history, draft_context
+          and what a drafter keeps of each request follows                    history, draft_context, enhancer
 failed    or it broke off somewhere, and all is given back just the same      lifecycle, kv_lens, kv_cache, trees,
-                                                                              draft_context
+                                                                              draft_context, enhancer
 ========  ==================================================================  =========================================
 
 ``relations`` asks about none of them by name: two runs must end up alike. The modules are imported causes first,
 which is the order of severity.
 """
 
-from invariants import lifecycle, counters, trees, kv_lens, rows, sparse, draft_context  # noqa: F401, I001
+from invariants import lifecycle, counters, trees, kv_lens, rows, sparse, draft_context, enhancer  # noqa: F401, I001
 from invariants import acceptance, kv_cache, history, output, relations  # noqa: F401
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scenarios import Config, Phase, RowPlan, Scenario, Schedule, Step, StepTrace, Trace, WorkerTraits
+from scenarios import Config, Generation, Phase, RowPlan, Scenario, Schedule, Step, StepTrace, Trace, WorkerTraits
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED
 
 _NOTHING: Mapping[str, Any] = {}
@@ -80,6 +80,12 @@ class Row:
         self.granted = plan.granted
         self.agree = agree
         self.before = before
+
+    @property
+    def overridden(self) -> bool:
+        """Whether drafts of a suffix automaton take the place of its model's."""
+        asked, step = self.step.asked.rows[self.index], self.step
+        return isinstance(asked, Generation) and step.draft_len > 0 and asked.match >= step.config.sa_threshold > 0
 
 
 class StepCase:

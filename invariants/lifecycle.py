@@ -26,6 +26,8 @@ _AROUND: Final = (PREPARED, ENTERED, RESTORED, FAILED)
 """Sub-steps at which no forward of the worker is under way."""
 _ON_DEVICE: Final = frozenset(field for field, what in FIELDS.items() if what.startswith("device"))
 """Fields that are tensors on the device."""
+_OF_THE_WORKER: Final = frozenset({"sa_match_len", "sa_draft_tokens"})
+"""Of these the ones that are not of the metadata: one for all steps, graphs included."""
 
 
 @invariant("forward-not-overridden", reads=(), museum=("TRT-01",))
@@ -190,6 +192,6 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
 
 
 def _device_tensors(step: StepCase) -> dict[str, str]:
-    """Labels of the device tensors that a step is prepared in."""
+    """Labels of the device tensors that the metadata of a step is prepared in."""
     labels = step.prepared.seen.get("identity", {}) if step.prepared is not None else {}
-    return {field: label for field, label in labels.items() if field in _ON_DEVICE}
+    return {field: label for field, label in labels.items() if field in _ON_DEVICE - _OF_THE_WORKER}

@@ -24,8 +24,12 @@ class MTPWorker(SpecWorker):
     name = "MTPWorker"
 
     def draft(self, batch: Batch) -> Drafting:
-        """K calls. What dummies are fed, and so what is drafted for them, depends on what their slots held before."""
-        chains = [chain(row.text, row.end + 1, batch.draft_len, row.model_agree) for row in batch.rows]
+        """K calls. What dummies are fed, and so what is drafted for them, depends on what their slots held before.
+
+        Where a suffix automaton takes over, the layers still agree as far as it does: what they drafted themselves
+        stays in their caches, and the K rows of the next step replace no more of it than what was not accepted.
+        """
+        chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.rows]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
             drafts=None if batch.is_startup else [Drafts(made.drafts) for made in chains],

@@ -32,6 +32,21 @@ def sparse(scenario: Scenario) -> Scenario:
     return check(replace(scenario, config=replace(scenario.config, attention_backend="DSA", index_topk=3)))
 
 
+def enhanced(scenario: Scenario) -> Scenario:
+    """The same scenario with suffix automata, whose match is long enough in every other generation of a request."""
+    steps = [
+        replace(
+            step,
+            generations=tuple(
+                row if row.request is None else replace(row, match=1 + (row.request + index) % 2 * 2)
+                for row in step.generations
+            ),
+        )
+        for index, step in enumerate(scenario.steps)
+    ]
+    return check(replace(scenario, config=replace(scenario.config, sa_threshold=2), steps=tuple(steps)))
+
+
 def served(worker: str) -> Scenario:
     """Two requests, one of them in chunks, at changing draft lengths; then one ends and a third joins.
 

@@ -16,6 +16,7 @@ from tests.invariants.cases import (
     MTP_TREE,
     PARD,
     SA,
+    enhanced,
     failing,
     served,
     sparse,
@@ -108,6 +109,8 @@ STARTED, TARGET_STARTED = started_up(EAGLE), started_up(DRAFT_TARGET)
 FAILING, PARALLEL_FAILING = failing(EAGLE), failing(PARD)
 LAYERED, LAYERED_STARTED, LAYERED_FAILING = served(MTP), started_up(MTP), failing(MTP)
 TEXTUAL, TEXTUAL_FAILING = served(SA), failing(SA)
+ENHANCED, ENHANCED_STARTED, ENHANCED_FAILING = enhanced(MIXED), enhanced(STARTED), enhanced(FAILING)
+LAYERED_ENHANCED = enhanced(LAYERED)
 SPARSE, SPARSE_PARALLEL, SPARSE_STARTED = sparse(MIXED), sparse(PARALLEL), sparse(STARTED)
 OWN, OWN_STARTED, OWN_FAILING = served(DFLASH), started_up(DFLASH), failing(DFLASH)
 TREE, TREE_STARTED, TREE_FAILING = served(EAGLE_TREE), started_up(EAGLE_TREE), failing(EAGLE_TREE)
@@ -149,6 +152,7 @@ _LIFECYCLE = [
     _set("restored-layout", FAILING, 2, "failed", "num_tokens", 2),
     Mutation("substeps-in-order", MIXED, _without_draft, 1),
     _at("graph-buffers-stable", STARTED, 3, "entered", "identity", _put("_seq_lens_cuda", "step3.cuda")),
+    _at("graph-buffers-stable", ENHANCED_STARTED, 3, "entered", "identity", _put("sa_draft_tokens", "grown")),
     _at("graph-buffers-apart", STARTED, 1, "prepared", "identity", _put("kv_lens_cuda", "kv")),
     _at("graph-buffers-apart", STARTED, 4, "prepared", "identity", _put("kv_lens_cuda", "graphs.kv")),
 ]
@@ -413,6 +417,7 @@ _HISTORY = [
     _at("pools-match-history", LAYERED, 5, "updated", "mtp_past_tokens", lambda p: {1: p[2], 2: p[1]}),
     _at("layers-look-ahead", LAYERED, 2, "updated", "draft_layers_kv", lambda kv: {**kv, 1: [kv[1][0]] * 3}),
     _at("layers-look-ahead", LAYERED, 3, "updated", "draft_layers_kv", lambda kv: {0: kv[1], 1: kv[0]}),
+    _at("layers-look-ahead", LAYERED_ENHANCED, 2, "updated", "draft_layers_kv", lambda kv: {**kv, 1: kv[0]}),
     _at("layers-look-ahead", LAYERED, 0, "updated", "draft_layers_kv", lambda kv: {0: [[*s[:-1], 9] for s in kv[0]]}),
     _at("automaton-holds-text", TEXTUAL, 3, "updated", "automaton", lambda texts: {**texts, 0: texts[0][:-1]}),
     # A prompt that is known as far as its first chunk, and a token sampled in its middle.
@@ -420,6 +425,10 @@ _HISTORY = [
     _at("automaton-holds-text", TEXTUAL, 0, "updated", "automaton", lambda texts: {**texts, 1: [*texts[1], 5]}),
     _at("automaton-holds-text", TEXTUAL, 5, "updated", "automaton", lambda texts: {**texts, 0: [1]}),
     _at("history-equals-reference", LAYERED, 2, "updated", "mtp_past_hidden_states", lambda p: {0: p[1], 1: p[0]}),
+    # The first token that was said comes before those of the first generation, not with the prompt's.
+    _at("automaton-holds-text", ENHANCED, 0, "updated", "automaton", lambda texts: {**texts, 0: [*texts[0], 5]}),
+    _at("automaton-holds-text", ENHANCED, 1, "updated", "automaton", lambda t: {**t, 0: [*t[0][:5], *t[0][6:]]}),
+    _at("automaton-holds-text", ENHANCED, 3, "updated", "automaton", lambda texts: {**texts, 0: texts[0][:-1]}),
     _at("history-equals-reference", TEXTUAL, 2, "updated", "automaton", lambda texts: {0: texts[0]}),
 ]
 
@@ -448,6 +457,23 @@ _RELATIONS = [
     _at("chunked-equals-one-shot", MIXED, 6, "updated", "emitted", _put(1, [])),
 ]  # fmt: skip
 
+_ENHANCER = [
+    # Step 1 has a context before its generation, whose automaton takes over; in step 2 that of request 0 does, row 1.
+    _at("automata-equal-reference", ENHANCED, 1, "restored", "sa_match_len", _put(0, 2)),
+    _at("automata-equal-reference", ENHANCED, 2, "restored", "sa_draft_tokens", _swap),
+    _at("automata-equal-reference", ENHANCED_STARTED, 3, "restored", "sa_draft_tokens", lambda d: [d[0], [0] * 3]),
+    # Left out, put into the row of a context, and done for a match that is too short.
+    _at("long-match-overrides-drafts", ENHANCED, 1, "restored", "next_draft_tokens", lambda d: [d[0], [473, 115, 9]]),
+    _at("long-match-overrides-drafts", ENHANCED, 1, "restored", "next_draft_tokens", _swap),
+    _at("long-match-overrides-drafts", ENHANCED, 5, "restored", "next_draft_tokens", lambda d: [d[0], [267, 458]]),
+    _at("long-match-overrides-drafts", ENHANCED_STARTED, 3, "restored", "next_draft_tokens", _swap),
+    # Not granted, kept after the end, kept after a failure, and kept by a dummy.
+    _set("automata-belong-to-requests", ENHANCED, 0, "updated", "sa_requests", [0]),
+    _set("automata-belong-to-requests", ENHANCED, 5, "updated", "sa_requests", [0, 1, 2]),
+    _set("automata-belong-to-requests", ENHANCED_FAILING, 2, "failed", "sa_requests", [0, 1]),
+    _set("automata-belong-to-requests", ENHANCED_STARTED, 1, "updated", "sa_requests", [-1]),
+]
+
 MUTATIONS = [
     *_LIFECYCLE,
     *_COUNTERS,
@@ -455,6 +481,7 @@ MUTATIONS = [
     *_ROWS,
     *_SPARSE,
     *_DRAFT_CONTEXT,
+    *_ENHANCER,
     *_TREES,
     *_ACCEPTANCE,
     *_KV_CACHE,

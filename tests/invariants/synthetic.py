@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import reference
-from scenarios import Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
+from scenarios import Config, Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
 
 
 class Pages:
@@ -51,7 +51,7 @@ def dressed(scenario: Scenario) -> Trace:
         for request in step.finish:
             pages.shrink(pages.owned.pop(request), 0)
         taken = _dress_sparse(taken, prepared["kv_cache_block_offsets"], config.tokens_per_block)
-        steps.append(_dress_step(step, _dress_context(taken, config.traits), prepared, blocks, config.traits))
+        steps.append(_dress_step(step, _dress_context(taken, config.traits), prepared, blocks, config))
     classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
     return Trace("synthetic", "cpu", tuple(steps), classes)
 
@@ -106,7 +106,7 @@ def _dress_context(taken: StepTrace, traits: WorkerTraits) -> StepTrace:
 
 
 def _dress_step(
-    step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[int, list[int]], traits: WorkerTraits
+    step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[int, list[int]], config: Config
 ) -> StepTrace:
     graph = step.phase in (Phase.CAPTURE, Phase.REPLAY)
     owner = f"graph{len(step.rows), step.draft_len}" if graph else f"step{taken.index}"
@@ -117,7 +117,8 @@ def _dress_step(
     last = next(name for name in ("draft[1]", "draft[0]", "verified") if taken.find(name) or name == "verified")
     saved = taken.find("saved")
     kept = saved is not None and "kv_lens_cuda" in saved["_saved_tensors"]
-    kv_after = taken.find("restored" if traits.parallel or traits.keeps_context or kept else last)
+    one_call = config.traits.parallel or config.traits.keeps_context
+    kv_after = taken.find("restored" if one_call or kept else last)
     substeps = []
     cut = False
     for substep in taken.substeps:
@@ -125,6 +126,8 @@ def _dress_step(
         name = substep.name
         if "_seq_lens" in fields:
             fields["identity"] = {**objects, **{f: f"clone of {f}" for f in fields["_saved_tensors"]}}
+        if "identity" in fields and config.sa_threshold:
+            fields["identity"] |= {"sa_match_len": "enhancer.match_len", "sa_draft_tokens": "enhancer.drafts"}
         if name == "prepared":
             fields |= prepared
         if name in ("updated", "failed") and "kv_tokens" in fields:

@@ -20,6 +20,7 @@ from tests.invariants.cases import (
     MTP_TREE,
     PARD,
     SA,
+    enhanced,
     failing,
     served,
     sparse,
@@ -29,10 +30,11 @@ from tests.invariants.mutations import MUTATIONS, Mutation
 from tests.invariants.synthetic import dressed, edit, edit_step
 
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
-CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
+ENHANCED = [enhanced(made) for made in (served(MTP), served(PARD), served(EAGLE), started_up(EAGLE), failing(EAGLE))]
+CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + ENHANCED
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
-FEW += [served(MTP), served(SA)]
+FEW += [served(MTP), served(SA), *ENHANCED[2:]]
 
 
 @cache

@@ -21,6 +21,7 @@ from tests.invariants.cases import (
     MTP_TREE,
     PARD,
     SA,
+    enhanced,
     failing,
     served,
     sparse,
@@ -33,7 +34,8 @@ from engines.portable import PortableEngine
 
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
-CASES = [*DENSE, *(sparse(scenario) for scenario in DENSE[:2])]
+ENHANCED = [enhanced(scenario) for scenario in (*DENSE[:3], served(MTP))]
+CASES = [*DENSE, *(sparse(scenario) for scenario in DENSE[:2]), *ENHANCED]
 ENGINE = PortableEngine()
 
 

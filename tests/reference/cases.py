@@ -90,7 +90,8 @@ def scenarios(
 ) -> Scenario:
     """Start-up with dummies, then up to three requests in chunks; ``eager_drafter`` always agrees to all drafts.
 
-    With ``enhanced`` workers that can have suffix automata beside their model, of one match length or another. Dense for ``index_topk`` 0, sparse for others, either when it is None and the worker can.
+    With ``enhanced`` there are suffix automata beside the model of each worker that may have some. Dense for
+    ``index_topk`` 0, sparse for others, either when it is None and the worker can.
     """
     traits = WORKERS[draw(st.sampled_from([name for name in workers if WORKERS[name].sparse or not index_topk]))]
     longest = draw(st.integers(1, 4))

@@ -57,20 +57,29 @@ def test_the_model_drafts_on_from_its_own_drafts() -> None:
 
 
 def test_the_layers_of_mtp_keep_what_they_were_fed() -> None:
-    step = generate(MTP, Generation(request=0, agree=3, match=9), Generation(request=1))
-    first, *_ = continuation(0, 2, 1)
-    # Layer 1 looks two tokens ahead: its last slot is fed the first draft of layer 0.
-    assert at(step, "draft[1]")["input_ids"][2] == disagree(first)
-    *_, last = at(step, "updated")["draft_layers_kv"][0][1]
-    assert entry_fields(last) == (LENGTHS[0], disagree(first))
+    step = generate(MTP, Generation(request=0, agree=1, match=9), Generation(request=1))
+    first, second, _ = continuation(0, 2, 3)
+    # Layer 2 looks three tokens ahead: its last slot is fed the second draft, that of layer 1.
+    *_, fed = at(step, "draft[2]")["input_ids"][:3]
+    assert fed == disagree(second)
+    slots = [layer[-1] for layer in at(step, "updated")["draft_layers_kv"][0]]
+    assert [entry_fields(slot) for slot in slots[1:]] == [(LENGTHS[0], first), (LENGTHS[0], fed)]
+    # It goes on from there, and the automaton does not.
+    assert at(step, "restored")["next_draft_tokens"][0] == [first, fed, disagree(continuation(0, 4, 1)[0])]
 
 
 @given(scenarios(ENHANCED, enhanced=True))
 def test_an_override_changes_nothing_but_what_is_verified_next(scenario: Scenario) -> None:
-    """The last step with drafts of the model instead, which disagree as they do where they are thrown away."""
+    """The last step with drafts of the model instead, which disagree as they do where they are thrown away.
+
+    Those of vanilla MTP agree as far as the automaton's.
+    """
     *steps, last = scenario.steps
     long = scenario.config.sa_threshold
-    rows = tuple(replace(row, match=0, agree=0 if row.match >= long else row.agree) for row in last.generations)
+    rows = tuple(
+        replace(row, match=0, agree=row.agree if row.match < long or scenario.config.traits.feeds_history else 0)
+        for row in last.generations
+    )
     twin = trace(check(replace(scenario, steps=(*steps, replace(last, generations=rows))))).steps[-1]
     for mine, other in zip(trace(scenario).steps[-1].substeps, twin.substeps, strict=True):
         assert without(mine.fields) == without(other.fields)

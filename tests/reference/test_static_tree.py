@@ -1,4 +1,4 @@
-"""A static tree: its paths by hand and, for any choices, what holds between masks, offsets and what a drafter is fed."""
+"""A static tree: its paths by hand, and how masks, offsets and what a drafter is fed hang together for any choices."""
 
 from __future__ import annotations
 
