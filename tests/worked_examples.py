@@ -121,8 +121,9 @@ SHARED_KV_VIEW: Final = Example(
 DSL_SPLIT: Final = Example(
     num_sms=148,
     max_kv=4096,
-    # next_n, generations, whether keys are FP4 (atoms 1, 2, 3), (factor, atom)
-    picks=[(4, 1, False, (4, 1)), (4, 32, False, (2, 2)), (2, 1, False, (2, 1)), (5, 8, True, (5, 1))],
+    atoms=(1, 2, 3),
+    # next_n, generations, (factor, atom)
+    picks=[(4, 1, (4, 1)), (4, 32, (2, 2)), (2, 1, (2, 1)), (5, 8, (5, 1))],
 )
 """11: how the paged-logits kernel splits the rows of a generation."""
 
