@@ -104,11 +104,19 @@ class KVCacheManager:
 
         K and V of a token lie in the same page here. Columns after a request's pages are 0, a valid page.
         """
+        table = self.get_block_ids_per_seq(request_ids)
+        dst[:, : len(table)].copy_(table.unsqueeze(1), non_blocking=True)
+
+    def get_block_ids_per_seq(self, request_ids: Sequence[int]) -> torch.Tensor:
+        """Pages of each request, in order: int32 [n, max_blocks_per_seq], host. Columns after them are 0."""
         columns = self.max_blocks_per_seq
         padding = [0] * columns
-        rows = [(self.get_block_ids(request_id) + padding)[:columns] for request_id in request_ids]
-        table = host_tensor([page for row in rows for page in row], self.device).view(len(rows), 1, columns)
-        dst[:, : len(rows)].copy_(table, non_blocking=True)
+        pages = [page for request_id in request_ids for page in (self.get_block_ids(request_id) + padding)[:columns]]
+        return host_tensor(pages, self.device).view(len(request_ids), columns)
+
+    def get_batch_cache_indices(self, request_ids: Sequence[int]) -> list[list[int]]:
+        """Pages of each request, in order."""
+        return [list(self.get_block_ids(request_id)) for request_id in request_ids]
 
     def _add_tokens(self, request: LlmRequest, num_tokens: int) -> None:
         request_id = request.py_request_id
