@@ -18,6 +18,7 @@ from scenarios import FIELDS, Phase, Scenario
 _OBJECTS: Final = frozenset(
     {
         "identity",
+        "block_table_expanded",
         "kv_blocks",
         "kv_cache_block_offsets",
         "block_table",

@@ -1,4 +1,4 @@
-"""Trees of drafts: masks that say which nodes see each other, in the target's forward and in each draft call.
+"""Trees of drafts, and chains: masks that say which of them see each other, in the target's forward and draft calls.
 
 Mask, offsets and lengths are buffers of the metadata that a draft loop overwrites layer by layer. They are neither
 lengths nor counts, so saving those does not save them. They speak of the generations of the target, of the same rows
@@ -13,7 +13,7 @@ from typing import Final
 from invariants.case import Moment, Row, Run, StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
-from scenarios.trace import ENTERED, FAILED, RESTORED
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED
 
 MASK: Final = "spec_decoding_packed_mask"
 OFFSETS: Final = "spec_decoding_position_offsets"
@@ -45,7 +45,7 @@ def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
     A kernel strides through all three by one width. The queries are T + 1 nodes for the target, K + 1 tokens in the
     first draft call and ``i * dynamic_tree_max_topK`` nodes in call i.
     """
-    for moment in step.moments:
+    for moment in step.moments if step.traits.tree else ():
         seen = moment.seen
         if "_seq_lens" not in seen or "num_contexts" not in seen:
             continue
@@ -56,6 +56,24 @@ def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
         for field in (MASK, OFFSETS):
             if field in seen:
                 check.equal(moment, field, widths, [len(nodes) for nodes in seen[field]], why)
+
+
+@invariant("chain-masks-are-causal", reads=MASKS, museum=("TRT-29",))
+def chain_masks_are_causal(step: StepCase, check: Check) -> None:
+    """A worker that drafts chains tells the target that each draft sees those before it, whatever ran before.
+
+    The tables are made once per width and belong to all batches of the process: who writes into them writes into
+    theirs.
+    """
+    if step.traits.tree:
+        return
+    widths = [row.query for row in step.rows[step.num_contexts :]]
+    causal = [[list(range(node + 1)) for node in range(width)] for width in widths]
+    for moment in step.moments:
+        if moment.name in (PREPARED, ENTERED, RESTORED) and widths and step.draft_len:
+            for field, expected in zip(MASKS, (causal, [list(range(width)) for width in widths], widths), strict=True):
+                if field in moment.seen:
+                    check.equal(moment, field, expected, moment.seen[field], f"queries of the rows are {widths}")
 
 
 @invariant("tree-masks-put-back", reads=MASKS, museum=("TRT-01", "TRT-03", "TRT-04"))
@@ -78,7 +96,7 @@ def tree_mask_is_ancestry(step: StepCase, check: Check) -> None:
 
     So no node sees a sibling, a cousin or a node that comes later; positions follow from the offsets.
     """
-    for moment in _forwards(step):
+    for moment in _forwards(step) if step.traits.tree else ():
         if MASK not in moment.seen:
             continue
         masks: list[Mask] = moment.seen[MASK]
@@ -107,7 +125,7 @@ def verified_tree_is_the_drafted_one(step: StepCase, check: Check) -> None:
     Its first generation has none, as the drafts of a context are thrown away.
     """
     moment = step.prepared
-    if moment is None or MASK not in moment.seen:
+    if moment is None or MASK not in moment.seen or not step.traits.tree:
         return
     for row, mask in zip(step.rows[step.num_contexts :], moment.seen[MASK], strict=False):
         tree = _drafted(row, step.width)
