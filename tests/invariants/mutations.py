@@ -221,7 +221,7 @@ _TREES = [
     at("draft-tree-well-formed", TREE, 2, "updated", "draft_tree", put(0, [-1, 2, 0, 1, 2, 2, 3])),
     at("draft-tree-well-formed", TREE, 2, "updated", "draft_tree", put(1, [])),
     at("draft-tree-well-formed", TREE, 1, "updated", "draft_tree", put(1, [-1, -1, 0, 1, 2, 2, 3])),
-    at("layers-grow-the-tree", TREE, 2, "draft[0]", MASK, lambda masks: [masks[0], put(2, [0, 2])(masks[1])]),
+    at("chain-masks-are-causal", TREE, 2, "draft[0]", MASK, lambda masks: [masks[0], put(2, [0, 2])(masks[1])]),
     at("layers-grow-the-tree", TREE, 2, "draft[1]", MASK, lambda masks: [masks[0], put(1, [0, 1])(masks[1])]),
     at("layers-grow-the-tree", TREE, 2, "draft[2]", MASK, lambda masks: [masks[0], put(3, [3])(masks[1])]),
     at("layers-grow-the-tree", TREE, 2, "draft[2]", MASK, lambda masks: [masks[0], put(1, [0, 1])(masks[1])]),
