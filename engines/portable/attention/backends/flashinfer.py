@@ -113,14 +113,18 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         self.num_plans += 1
 
     def create_cuda_graph_metadata(
-        self, max_batch_size: int, *args: Any, max_draft_tokens: int = 0, **kwargs: Any
+        self,
+        max_batch_size: int,
+        sub_cross_metadata: bool = False,
+        max_draft_tokens: int = 0,
+        buffers: Buffers | None = None,
+        encode_only: bool = False,
     ) -> Any:
         """As the base's, with buffers of just the graph's size and no view for a drafter yet."""
         if self.is_cuda_graph:
             return self
-        metadata = super().create_cuda_graph_metadata(
-            max_batch_size, *args, max_draft_tokens=max_draft_tokens, **kwargs
-        )
+        options = sub_cross_metadata, max_draft_tokens, buffers, encode_only
+        metadata = super().create_cuda_graph_metadata(max_batch_size, *options)
         metadata.max_num_requests = max_batch_size
         metadata.max_num_tokens = max_batch_size * (1 + max_draft_tokens)
         metadata._draft_metadata = None

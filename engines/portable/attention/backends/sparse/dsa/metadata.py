@@ -93,6 +93,8 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         self.in_mtp_draft_loop = self.indexer_schedule_stale = self._all_short = False
         self._tokens = torch.arange(tokens, device=self.device)
         self._pool_cache_valid = False
+        self._cached_block_table_ctx = self._cached_block_table_gen = self.block_table[:0]
+        self._cached_req_idx_ctx = self._cached_req_idx_gen = self.req_idx_per_token[:0]
 
     def prepare(self) -> None:
         """Fill the buffers from the fields of the step; map and slots are built on the host."""
@@ -268,5 +270,5 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         self._cached_block_table_gen = self.block_table[contexts : self.num_seqs]
         self._cached_req_idx_ctx = self.req_idx_per_token[:ctx_tokens]
         # A copy, not a view: it counts from the first generation.
-        self._cached_req_idx_gen: Tensor = self.req_idx_per_token[ctx_tokens : self.num_tokens] - contexts
+        self._cached_req_idx_gen = self.req_idx_per_token[ctx_tokens : self.num_tokens] - contexts
         self._pool_cache_valid = True
