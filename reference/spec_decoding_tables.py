@@ -25,5 +25,5 @@ def seen(words: list[int]) -> list[int]:
 
 def _causal(last: int) -> int:
     """A word with bits 0 to ``last`` set, as a signed number."""
-    word = 2 ** (last + 1) - 1
-    return word - 2**WORD if last == WORD - 1 else word
+    word = (1 << last + 1) - 1
+    return word - (1 << WORD) if last == WORD - 1 else word
