@@ -26,6 +26,15 @@ _AROUND: Final = (PREPARED, ENTERED, RESTORED, FAILED)
 """Sub-steps at which no forward of the worker is under way."""
 _ON_DEVICE: Final = frozenset(field for field, what in FIELDS.items() if what.startswith("device"))
 """Fields that are tensors on the device."""
+_SHARED: Final = frozenset({"device", "kv_cache_manager", "runtime_features", "sparse_metadata_params"})
+"""What the metadata of a graph has in common with the one that it was copied from."""
+_CHAIN_TABLES: Final = (
+    "_linear_mask",
+    "_linear_offsets",
+    "spec_decoding_packed_mask",
+    "spec_decoding_position_offsets",
+    "spec_decoding_generation_lengths",
+)
 
 
 @invariant("forward-not-overridden", reads=(), museum=("TRT-01",))
@@ -187,6 +196,26 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
         shared = sorted(field for field, label in mine.items() if label in taken)
         message = f"{shared} are {'those of a step outside the graph' if captures else 'those of a graph'}"
         check.that(not shared, step.prepared, "identity", [], shared, message)
+
+
+@invariant("graph-copies-share-no-state", reads=("shared_with_eager",), museum=("TRT-09", "VLL-11"))
+def graph_copies_share_no_state(step: StepCase, check: Check) -> None:
+    """The metadata of a graph shares with the one that it was copied from what neither of them ever writes, no more.
+
+    Upstream's copy is shallow: whatever its initialiser does not make anew, the saved tensors among it, is one object
+    for both. The masks of chains are tables that nobody writes; those of trees are written in every step.
+    """
+    allowed = _SHARED if step.traits.tree else _SHARED | set(_CHAIN_TABLES)
+    for run in step.runs:
+        moment = run.entered
+        if moment is not None and "shared_with_eager" in moment.seen:
+            shared = moment.seen["shared_with_eager"]
+            more = sorted(set(shared) - allowed)
+            message = f"{more} are one object with the metadata that it was copied from"
+            check.that(not more, moment, "shared_with_eager", sorted(allowed), shared, message)
+            reads_the_cache = "kv_cache_manager" in shared
+            message = "the copy has a KV-cache manager of its own"
+            check.that(reads_the_cache, moment, "shared_with_eager", ["kv_cache_manager"], shared, message)
 
 
 def _device_tensors(step: StepCase) -> dict[str, str]:

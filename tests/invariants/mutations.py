@@ -91,6 +91,16 @@ _LIFECYCLE = [
     set_to("restored-layout", FAILING, 2, "failed", "num_tokens", 2),
     Mutation("substeps-in-order", MIXED, _without_draft, 1),
     at("graph-buffers-stable", STARTED, 3, "entered", "identity", put("_seq_lens_cuda", "step3.cuda")),
+    at(
+        "graph-copies-share-no-state",
+        STARTED,
+        1,
+        "entered",
+        "shared_with_eager",
+        lambda names: [*names, "_saved_tensors"],
+    ),
+    set_to("graph-copies-share-no-state", STARTED, 3, "entered", "shared_with_eager", ["device"]),
+    at("graph-copies-share-no-state", TREE_STARTED, 1, "entered", "shared_with_eager", lambda names: [*names, MASK], 1),
     at("graph-buffers-apart", STARTED, 1, "prepared", "identity", put("kv_lens_cuda", "kv")),
     at("graph-buffers-apart", STARTED, 4, "prepared", "identity", put("kv_lens_cuda", "graphs.kv")),
 ]

@@ -128,6 +128,8 @@ def _dress_step(
         fields = dict(substep.fields)
         name = substep.name
         if "_seq_lens" in fields:
+            if name == "entered" and graph:
+                fields["shared_with_eager"] = ["device", "kv_cache_manager"]
             fields["identity"] = {**objects, **{f: f"clone of {f}" for f in fields["_saved_tensors"]}}
         if name == "prepared":
             fields |= prepared
