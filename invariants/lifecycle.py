@@ -26,15 +26,20 @@ _AROUND: Final = (PREPARED, ENTERED, RESTORED, FAILED)
 """Sub-steps at which no forward of the worker is under way."""
 _ON_DEVICE: Final = frozenset(field for field, what in FIELDS.items() if what.startswith("device"))
 """Fields that are tensors on the device."""
-_SHARED: Final = frozenset({"device", "kv_cache_manager", "runtime_features", "sparse_metadata_params"})
-"""What the metadata of a graph has in common with the one that it was copied from."""
-_CHAIN_TABLES: Final = (
-    "_linear_mask",
-    "_linear_offsets",
-    "spec_decoding_packed_mask",
-    "spec_decoding_position_offsets",
-    "spec_decoding_generation_lengths",
+_SHARED: Final = frozenset(
+    {
+        "device",
+        "kv_cache_manager",
+        "runtime_features",
+        "sparse_metadata_params",
+        "_linear_mask",
+        "_linear_offsets",
+        "spec_decoding_packed_mask",
+        "spec_decoding_position_offsets",
+        "spec_decoding_generation_lengths",
+    }
 )
+"""What the metadata of a graph has in common with the one that it was copied from."""
 
 
 @invariant("forward-not-overridden", reads=(), museum=("TRT-01",))
@@ -200,19 +205,18 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
 
 @invariant("graph-copies-share-no-state", reads=("shared_with_eager",), museum=("TRT-09", "VLL-11"))
 def graph_copies_share_no_state(step: StepCase, check: Check) -> None:
-    """The metadata of a graph shares with the one that it was copied from what neither of them ever writes, no more.
+    """The metadata of a graph shares settings, the KV-cache manager and masks with its original, and nothing else.
 
     Upstream's copy is shallow: whatever its initialiser does not make anew, the saved tensors among it, is one object
-    for both. The masks of chains are tables that nobody writes; those of trees are written in every step.
+    for both. Masks are meant to be: they are written before each step, whichever of the two it uses.
     """
-    allowed = _SHARED if step.traits.tree else _SHARED | set(_CHAIN_TABLES)
     for run in step.runs:
         moment = run.entered
         if moment is not None and "shared_with_eager" in moment.seen:
             shared = moment.seen["shared_with_eager"]
-            more = sorted(set(shared) - allowed)
+            more = sorted(set(shared) - _SHARED)
             message = f"{more} are one object with the metadata that it was copied from"
-            check.that(not more, moment, "shared_with_eager", sorted(allowed), shared, message)
+            check.that(not more, moment, "shared_with_eager", sorted(_SHARED), shared, message)
             reads_the_cache = "kv_cache_manager" in shared
             message = "the copy has a KV-cache manager of its own"
             check.that(reads_the_cache, moment, "shared_with_eager", ["kv_cache_manager"], shared, message)

@@ -59,7 +59,7 @@ def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
                 check.equal(moment, field, widths, [len(nodes) for nodes in seen[field]], why)
 
 
-@invariant("chain-masks-are-causal", reads=MASKS, museum=("TRT-29",))
+@invariant("chain-masks-are-causal", reads=MASKS, museum=("TRT-06", "TRT-29"))
 def chain_masks_are_causal(step: StepCase, check: Check) -> None:
     """In a chain each token sees those before it and itself: drafts of one, or a path that was accepted from a tree.
 

@@ -100,7 +100,6 @@ _LIFECYCLE = [
         lambda names: [*names, "_saved_tensors"],
     ),
     set_to("graph-copies-share-no-state", STARTED, 3, "entered", "shared_with_eager", ["device"]),
-    at("graph-copies-share-no-state", TREE_STARTED, 1, "entered", "shared_with_eager", lambda names: [*names, MASK], 1),
     at("graph-buffers-apart", STARTED, 1, "prepared", "identity", put("kv_lens_cuda", "kv")),
     at("graph-buffers-apart", STARTED, 4, "prepared", "identity", put("kv_lens_cuda", "graphs.kv")),
 ]
