@@ -45,7 +45,7 @@ def skipped_rows_fit_the_selection(step: StepCase, check: Check) -> None:
                 check.that(kv <= topk, moment, "kv_lens_cuda", f"at most {topk}", kv, message)
 
 
-@invariant("skipped-rows-see-all-of-theirs", reads=(_DENSE, *_LAYOUT), museum=("TRT-99",))
+@invariant("skipped-rows-see-all-of-theirs", reads=(_DENSE, *_LAYOUT), museum=("TRT-99", "TRT-16"))
 def skipped_rows_see_all_of_theirs(step: StepCase, check: Check) -> None:
     """In every forward a token whose indexer is skipped selects everything up to its own place, and no other does."""
     for moment in forwards(step):
