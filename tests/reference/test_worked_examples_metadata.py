@@ -39,6 +39,7 @@ def test_1_counters() -> None:
     step = serve(EAGLE3, contexts=(4,), past=(9, 20), acc=(1, 1), draft_len=0, max_draft_len=example.extra + 1)
     prepared = at(step, "prepared")
     assert (prepared["_seq_lens"], counters(prepared)) == (example.seq_lens, example.counters)
+    assert prepared["prompt_lens_cpu"] == prepared["prompt_lens_cuda"] == [4, 9, 20]
     assert prepared["kv_lens_cuda"] == prepared["kv_lens_runtime"] == example.kv
     for name in ("kv_lens", "host_total_kv_lens", "host_request_types"):
         assert prepared[name] == getattr(example, name)
@@ -57,6 +58,8 @@ def test_2_layout() -> None:
     assert prepared["gather_ids"] == example.gather_ids
     assert prepared["kv_lens_cuda"] == example.kv
     assert len(prepared["draft_tokens"]) == sum(example.draft_lens)
+    assert prepared["draft_tokens"] == prepared["input_ids"][6:9] + prepared["input_ids"][10:13]
+    assert (prepared["runtime_draft_len"], prepared["runtime_tokens_per_gen_step"]) == (3, 4)
 
 
 def test_3_overlap() -> None:
