@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from reference import attention_metadata, kv_cache
 from reference.batch import Batch, lay_out
+from reference.dense_selection import selection
 from reference.history import History, Text, Turn
-from reference.sparse_attention import derived
+from reference.sparse_attention import derived, prefill
 from reference.tree_attention import masks
 from reference.workers import WORKERS, DraftCall, Drafting, Fields
 from scenarios.model import Config, FaultKind, Phase, Request, Scenario, Step
@@ -62,7 +63,8 @@ class Session:
         drafting = self._worker.draft(batch)
         after = self._active | self._turned(batch, drafting)
         phases = _phases(step, self._config)
-        prepared = attention_metadata.prepared(batch, self._config) | self._maps(batch, updated=False)
+        prepared = attention_metadata.prepared(batch, self._config) | prefill(batch, self._config)
+        prepared |= self._maps(batch, batch, phases[0], updated=False)
         substeps = [Substep(PREPARED, 0, phases[0], prepared)]
         for run, phase in enumerate(phases):
             substeps += [
@@ -90,7 +92,7 @@ class Session:
         # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
         # but only one token per row anyway; nor has a worker that calls no draft model).
         updated = run > 0 and bool(drafting.calls)
-        entered = attention_metadata.target(batch) | self._maps(batch, updated=updated)
+        entered = attention_metadata.target(batch) | self._maps(batch, batch, phase, updated=updated)
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len else []
         if phase != "replay":
@@ -100,14 +102,15 @@ class Session:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
                 fields = attention_metadata.drafting(call, saved)
-                yield draft(i), fields | self._maps(call, updated=updated or call.updated)
+                yield draft(i), fields | self._maps(call, batch, phase, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
         yield RESTORED, restored | _outputs(batch, drafting) | self._worker.own_state(batch, after=True)
 
-    def _maps(self, forward: Batch | DraftCall, *, updated: bool) -> Fields:
+    def _maps(self, forward: Batch | DraftCall, batch: Batch, phase: str, *, updated: bool) -> Fields:
         """What a forward must find beside the lengths, by backend and worker."""
-        return derived(forward, self._config, updated=updated) | masks(forward, self._config)
+        maps = derived(forward, self._config, updated=updated)
+        return maps | selection(forward, batch, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later; dummies have none."""

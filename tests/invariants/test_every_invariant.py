@@ -29,6 +29,7 @@ from tests.invariants.mutations import MUTATIONS, Mutation
 from tests.invariants.synthetic import dressed, edit, edit_step
 
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
+SPARSE.append(sparse(served(EAGLE), 12))
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
