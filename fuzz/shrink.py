@@ -22,7 +22,8 @@ from scenarios import (
     Step,
     check,
 )
-from scenarios.schedule import most_nodes, walk
+from scenarios.schedule import walk
+from scenarios.trees import most_nodes
 
 Edit = Callable[[Scenario], Iterator[Scenario]]
 """Variants of a scenario, each of them with less to read in one place; they need not be valid."""

@@ -38,6 +38,12 @@ class ScenarioError(UsageError):
         return type(self)(f"{prefix}{joint}{self.field}", self.problem, self.remedy)
 
 
+def require(condition: bool, field: str, problem: str, remedy: str) -> None:
+    """Raise ``ScenarioError`` unless ``condition`` holds."""
+    if not condition:
+        raise ScenarioError(field, problem, remedy)
+
+
 def closest(name: str, names: Iterable[str]) -> str:
     """A remedy for an unknown ``name``: the nearest known one, or all of them, of many three, when none is near."""
     known = sorted(names)

@@ -9,7 +9,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from scenarios import BACKENDS, WORKERS, Config, Request, Schedule, UsageError, closest
-from scenarios.schedule import most_nodes
+from scenarios.trees import most_nodes
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
 from strategies.layout import Room, pages
 from strategies.sizes import prompt_lens

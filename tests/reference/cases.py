@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reference import trace
 from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, StepTrace, Substep, check
-from scenarios.schedule import most_nodes
+from scenarios.trees import most_nodes
 
 EAGLE3, MTP_EAGLE, DRAFT_TARGET = LINEAR = [
     name
