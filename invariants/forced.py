@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from invariants.case import Moment, Run, StepCase
+from invariants.case import Run, StepCase
 from invariants.check import Check
 from invariants.registry import invariant
 from scenarios.forced_acceptance import draws
@@ -10,10 +10,10 @@ from scenarios.forced_acceptance import draws
 _COUNTER = "force_accept_counter"
 
 
-def _last(step: StepCase | None) -> Moment | None:
-    """The last moment of a step at which the counter was observed."""
-    moments = [moment for moment in step.moments if _COUNTER in moment.seen] if step is not None else []
-    return moments[-1] if moments else None
+def _left(step: StepCase) -> int | None:
+    """What a step leaves the counter at, None where that was not observed."""
+    last = step.failed or (step.runs[-1].restored if step.runs else None)
+    return last.seen.get(_COUNTER) if last is not None else None
 
 
 def _moves(step: StepCase, run: Run) -> int:
@@ -30,17 +30,17 @@ def forced_counter_moves_once(step: StepCase, check: Check) -> None:
     generations get the same count. Counter and pool are there before the first forward: memory that is allocated
     while a graph is captured belongs to the graph.
     """
-    before = _last(step.before)
+    left = _left(step.before) if step.before is not None else 0
     for run in step.runs:
         if run.entered is None or _COUNTER not in run.entered.seen:
             continue
         found = run.entered.seen[_COUNTER]
-        start = before.seen[_COUNTER] if before is not None else 0
-        check.equal(run.entered, _COUNTER, start, found, "so the forward before left it" if before else "it is new")
+        if left is not None:
+            check.equal(run.entered, _COUNTER, left, found, "so it was left, and it starts at 0")
+        left = None
         if run.restored is not None and _COUNTER in run.restored.seen:
-            left, moved = run.restored.seen[_COUNTER], start + _moves(step, run)
-            check.equal(run.restored, _COUNTER, moved, left, f"it was {start} when the forward began")
-            before = run.restored
+            left, start = run.restored.seen[_COUNTER], found or 0
+            check.equal(run.restored, _COUNTER, start + _moves(step, run), left, f"the forward found it at {start}")
     if step.failed is not None and _COUNTER in step.failed.seen and step.runs:
         _check_failed(step, check)
 
@@ -51,7 +51,7 @@ def _check_failed(step: StepCase, check: Check) -> None:
     since = run.restored or run.entered
     if moment is None or since is None or _COUNTER not in since.seen:
         return
-    start, left = since.seen[_COUNTER], moment.seen[_COUNTER]
+    start, left = since.seen[_COUNTER] or 0, moment.seen[_COUNTER]
     moved = start + _moves(step, run)
     begun = [moved] if run.verified is not None else sorted({start, moved})
     possible = [start] if run.restored is not None else begun

@@ -63,4 +63,4 @@ def _active(step: StepCase, moment: Moment) -> list[int]:
 
 def _check_distinct(moment: Moment, field: str, slots: list[int], check: Check) -> None:
     apart = len(set(slots)) == len(slots) and all(slot >= 0 for slot in slots)
-    check.that(apart, moment, field, "distinct slots", slots, f"{field} is {slots}: two rows have one slot, or one has none")
+    check.that(apart, moment, field, "distinct slots", slots, f"{field} is {slots}: one slot serves two")
