@@ -152,6 +152,8 @@ def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
     yield replace(scenario, config=replace(scenario.config, **defaults))
     for name, default in defaults.items():
         yield replace(scenario, config=replace(scenario.config, **{name: default}))
+    whole = float(int(scenario.config.force_num_accepted_tokens))
+    yield replace(scenario, config=replace(scenario.config, force_num_accepted_tokens=whole))
 
 
 def _fewer_rows(scenario: Scenario) -> Iterator[Scenario]:

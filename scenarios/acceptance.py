@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from scenarios.errors import require
 from scenarios.model import Config
+
+VARIANTS: Final = ("force_num_accepted_tokens", "draft_vocab_map")
+"""Fields of ``Config`` that ask for another way than upstream's usual one; strategies draw those that an engine has."""
 
 
 def check_acceptance(config: Config) -> None:

@@ -1,0 +1,59 @@
+"""Variants of acceptance are drawn where they are asked for, and what is drawn with them is valid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from scenarios import WORKERS, Config, Phase, Scenario, UsageError, check
+from scenarios import forced_acceptance as forced
+from scenarios.acceptance import VARIANTS
+from strategies import configs, faulted_scenarios, scenarios
+from tests.strategies.test_parts import all_of, simplest
+
+SITES = {"model_engine.prepare_inputs": 1}
+FORCED = [name for name, traits in WORKERS.items() if traits.drafts_for_contexts]
+
+
+def test_a_fair_share_has_a_variant() -> None:
+    seen = all_of(configs(variants=VARIANTS))
+    assert {c.worker for c in seen if c.force_num_accepted_tokens} == set(FORCED)
+    assert {c.worker for c in seen if c.draft_vocab_map} == {n for n, t in WORKERS.items() if t.draft_vocab}
+    share = sum(c.force_num_accepted_tokens > 0 for c in seen) / sum(c.worker in FORCED for c in seen)
+    assert 0.2 < share < 0.6
+    assert any(forced.draws(c.force_num_accepted_tokens, c.max_draft_len) for c in seen)
+    assert simplest(configs(variants=VARIANTS)) == Config(worker="Eagle3OneModelWorker", max_draft_len=1)
+
+
+def test_none_is_drawn_unasked() -> None:
+    assert not any(c.force_num_accepted_tokens or c.draft_vocab_map for c in all_of(configs()))
+
+
+def test_an_unknown_variant_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"configs\(\): variants names 'draft_vocab', .* 'draft_vocab_map'\?"):
+        configs(variants=["draft_vocab"])
+
+
+@pytest.mark.parametrize("force", [0.5, 1.5, 2.0, 32.0])
+def test_forced_scenarios_are_valid_and_reach_generations(force: float) -> None:
+    config = Config(worker="Eagle3OneModelWorker", max_draft_len=3, force_num_accepted_tokens=force)
+    seen = all_of(scenarios(config=config, max_steps=5))
+    for case in seen:
+        check(case)
+    assert any(step.generations and step.phase is Phase.EAGER for case in seen for step in case.steps)
+
+
+@given(faulted_scenarios(record=lambda _: SITES, workers=FORCED, variants=VARIANTS, max_steps=5))
+def test_what_fails_leaves_nothing_open(case: Scenario) -> None:
+    assert any(step.fault for step in case.steps)
+    force: Any = check(case).config.force_num_accepted_tokens
+    assert force == int(force)
+
+
+def test_a_step_does_not_fail_that_draws() -> None:
+    config = Config(worker="MTPEagleWorker", max_draft_len=3, force_num_accepted_tokens=1.5)
+    seen = all_of(faulted_scenarios(record=lambda _: SITES, config=config, max_steps=4))
+    failing = [step for case in seen for step in case.steps if step.fault]
+    assert {(step.phase, step.draft_len) for step in failing} == {(Phase.WARMUP, 0), (Phase.WARMUP, 1)}
