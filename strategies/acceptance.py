@@ -27,16 +27,6 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     )
 
 
-def without_fraction(config: Config) -> Config:
-    """``config`` with a number of forced drafts that needs no drawing, so that any step may fail."""
-    return replace(config, force_num_accepted_tokens=float(int(config.force_num_accepted_tokens)))
-
-
-def may_fail(config: Config, draft_len: int) -> bool:
-    """Whether it is known what later steps accept if one of this draft length fails, wherever that happens."""
-    return not forced.draws(config.force_num_accepted_tokens, draft_len)
-
-
 def least_agreement(config: Config, draft_len: int) -> int:
     """With how many of ``draft_len`` drafts the target has to agree, as so many may be accepted by force."""
     force = config.force_num_accepted_tokens

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scenarios import Config, Phase, Request, Scenario, Schedule, Step
-from strategies.acceptance import may_fail
+from scenarios import forced_acceptance as forced
 from strategies.choices import Draw, choose, pick
 from strategies.config import draw_prompt_len, room_of
 from strategies.drafting import draw_draft_len
@@ -37,8 +37,8 @@ class Composer:
 
     @property
     def over(self) -> bool:
-        """Whether a fault has ended the run."""
-        return self.schedule.over
+        """Whether a fault has ended the run, or has left open what later steps accept by force."""
+        return self.schedule.over or self.schedule.counter is None
 
     @property
     def failed(self) -> bool:
@@ -53,15 +53,17 @@ class Composer:
         """Append a step that succeeds, with the requests that end after it."""
         self._succeed(draw, self._draw_rows(draw, phase))
 
-    def draw_failure(self, draw: Draw, record: Record, *, phase: Phase | None = None, kinds: Kinds = KINDS) -> None:
+    def draw_failure(
+        self, draw: Draw, record: Record, *, phase: Phase | None = None, kinds: Kinds = KINDS, last: bool = True
+    ) -> None:
         """Append a step that fails in one of the ``kinds`` for its phase.
 
-        It succeeds if it has no site, or if it would not be known what the steps after a failure accept.
+        It succeeds if it has no site, or if it must not be the ``last`` and would leave open what later ones accept.
         """
         step = self._draw_rows(draw, phase)
         scenario = self.scenario()
-        known = may_fail(scenario.config, step.draft_len)
-        sites = record(replace(scenario, steps=(*scenario.steps, step))) if known else {}
+        known = not forced.draws(scenario.config.force_num_accepted_tokens, step.draft_len)
+        sites = record(replace(scenario, steps=(*scenario.steps, step))) if known or last else {}
         if sites:
             self._append(replace(step, fault=draw_fault(draw, sites, kinds[step.phase])))
         else:

@@ -110,7 +110,7 @@ def _failing_steps(draw: st.DrawFn) -> Step:
     machine: ScenarioMachine = draw(st.runner())
     assert machine.subject.record is not None
     phase = choose(draw, [p for p in machine.phases if p in _TOLERATED])
-    machine.composer.draw_failure(draw, machine.subject.record, phase=phase, kinds=_TOLERATED)
+    machine.composer.draw_failure(draw, machine.subject.record, phase=phase, kinds=_TOLERATED, last=False)
     return machine.composer.steps[-1]
 
 

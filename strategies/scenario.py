@@ -8,7 +8,6 @@ from typing import Final
 from hypothesis import strategies as st
 
 from scenarios import Config, Scenario, UsageError
-from strategies.acceptance import without_fraction
 from strategies.choices import in_range, pick
 from strategies.composer import Composer, Record
 from strategies.config import DENSE, configs, room_of
@@ -60,6 +59,8 @@ def faulted_scenarios(
 ) -> st.SearchStrategy[Scenario]:
     """Scenarios in which one step fails, followed by at least one ordinary step if the failure is tolerated.
 
+    None follows where it hangs on the place of the failure what later steps accept by force.
+
     record  is called with the scenario up to and including the step that is to fail, without the fault. It returns
             the sites of that last step, site -> occurrences. It must give equal answers to equal questions. For a
             step without sites it returns an empty mapping; a later one fails instead, but never the very last.
@@ -70,8 +71,6 @@ def faulted_scenarios(
     """
     in_range("faulted_scenarios", "max_steps", max_steps, 2)
     source = config_source("faulted_scenarios", config, workers, backends, variants, max_draft_len, max_batch)
-    if config is None:
-        source = source.map(without_fraction)
     return _scenarios(source, _sizes(2, max_steps), with_startup, record)
 
 
