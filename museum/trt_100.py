@@ -81,8 +81,8 @@ def forced_in_warm_up(patch: Patch) -> None:
 )
 def counted_by_the_host(patch: Patch) -> None:
     def apply(self: Any, method: Any, counts: Any, contexts: int, draft_len: int, spec: Any) -> None:
-        counter = self._force_accept_rng_counter
-        self._force_accept_rng_counter = counter.clone()
+        if self._force_accept_rng_counter is not None:
+            self._force_accept_rng_counter = self._force_accept_rng_counter.clone()
         method(self, counts, contexts, draft_len, spec)
 
     _applying(patch, apply)

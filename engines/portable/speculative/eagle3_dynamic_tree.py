@@ -159,6 +159,7 @@ class Eagle3OneModelDynamicTreeWorker(Eagle3OneModelWorker):
         accepted_tokens[:num_contexts, 0] = target_tokens[:num_contexts]
         accepted_tokens[num_contexts:] = choices
         num_accepted_tokens[num_contexts:] += num_accepted_drafts
+        self._apply_force_accepted_tokens(num_accepted_tokens, num_contexts, self.max_draft_len, spec_metadata)
         self._relocate_kv_eagerly(attn_metadata, num_accepted_tokens)
         return accepted_tokens, num_accepted_tokens
 
