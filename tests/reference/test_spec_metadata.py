@@ -32,7 +32,7 @@ from tests.reference.cases import (
         (MTP, 11, None),
         (DRAFT_TARGET, 7, None),
         (PARD, 17, None),
-        (DFLASH, 13, None),
+        (DFLASH, 13, 13),
         (SA, 13, None),
         (EAGLE3_TREE, 7, 19),
         (MTP_EAGLE_TREE, 19, 19),
