@@ -389,14 +389,13 @@ class DSparkDraftModel(DFlashDraftModel):
 class SpecDecOneEngineForCausalLM(nn.Module):
     """Target, drafter and worker as one model: one forward verifies and drafts."""
 
-    def __init__(self, tracer: Tracer, draft_model: DraftModel, spec_worker: Any) -> None:
+    def __init__(self, tracer: Tracer, draft_model: DraftModel, spec_worker: nn.Module) -> None:
         super().__init__()
         self.model = TargetModel(tracer)
         self.lm_head = LMHead()
         self.logits_processor = LogitsProcessor()
         self.draft_model = draft_model
         self.spec_worker = spec_worker
-        spec_worker.set_draft_model(draft_model)
 
     def forward(
         self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from engines.portable.pyexecutor.resource_manager import SpecResourceManager
+from engines.portable.pyexecutor.resource_manager import SlotManager, SpecResourceManager
 from engines.portable.speculative.capture import CapturingSpecMetadata
 from engines.portable.speculative.eagle3 import Eagle3ResourceManager
-from engines.portable.speculative.interface import SpecWorkerBase
+from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMetadata
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 
 
 def prepared_fields(spec: Any, rows: int) -> dict[str, Any]:
-    """What the worker's own metadata says of a step of so many rows."""
+    """What the worker's own metadata says of a step of so many rows; another engine's versions differ in it."""
+    if not isinstance(spec, SpecMetadata):
+        return {}
     fields: dict[str, Any] = {"spec_num_tokens": spec.num_tokens}
     if isinstance(spec, CapturingSpecMetadata):
         fields["num_capture_tokens"] = spec.num_capture_tokens
@@ -25,9 +27,10 @@ def prepared_fields(spec: Any, rows: int) -> dict[str, Any]:
     return fields
 
 
-def force_accept_counter(worker: SpecWorkerBase) -> dict[str, int | None]:
+def force_accept_counter(worker: Any) -> dict[str, int | None]:
     """How often forced acceptance has drawn; nothing for a worker whose forced number needs no drawing."""
-    force = worker.force_num_accepted_tokens
+    # Workers from before that number have none.
+    force = getattr(worker, "force_num_accepted_tokens", 0.0)
     if force == int(force):
         return {}
     counter = worker._force_accept_rng_counter
@@ -36,7 +39,8 @@ def force_accept_counter(worker: SpecWorkerBase) -> dict[str, int | None]:
 
 def spec_slots(manager: Any) -> dict[str, dict[int, int]]:
     """Who holds which slot of what the worker keeps; nothing for a worker that keeps nothing in slots."""
-    return {"spec_slots": manager.slot_manager.taken()} if isinstance(manager, SpecResourceManager) else {}
+    slots = getattr(manager, "slot_manager", None)
+    return {"spec_slots": slots.taken()} if isinstance(slots, SlotManager) else {}
 
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:

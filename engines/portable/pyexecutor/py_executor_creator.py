@@ -69,8 +69,10 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         device=device,
     )
     spec_resource_manager = get_spec_resource_manager(setting)
+    draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
+    worker.set_draft_model(draft_model)
     model_engine = PyTorchModelEngine(
-        model=SpecDecOneEngineForCausalLM(tracer, get_draft_model(setting), get_spec_worker(setting)),
+        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker),
         spec_config=spec_config,
         spec_metadata=get_spec_metadata(setting, spec_resource_manager),
         kv_cache_manager=kv_cache_manager,
