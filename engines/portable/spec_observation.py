@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from torch import Tensor
+
 from engines.portable.pyexecutor.resource_manager import SlotManager, SpecResourceManager
 from engines.portable.speculative.capture import CapturingSpecMetadata
 from engines.portable.speculative.eagle3 import Eagle3ResourceManager
@@ -20,10 +22,10 @@ def prepared_fields(spec: Any, rows: int) -> dict[str, Any]:
     fields: dict[str, Any] = {"spec_num_tokens": spec.num_tokens}
     if isinstance(spec, CapturingSpecMetadata):
         fields["num_capture_tokens"] = spec.num_capture_tokens
-    if isinstance(spec, MTPSpecMetadata) or isinstance(
-        getattr(spec, "spec_resource_manager", None), Eagle3ResourceManager
-    ):
-        fields["slot_ids"] = spec.slot_ids[:rows].tolist()
+    manager = getattr(spec, "spec_resource_manager", None)
+    if isinstance(spec, MTPSpecMetadata) or isinstance(manager, Eagle3ResourceManager):
+        slot_ids: Tensor = vars(spec)["slot_ids"]
+        fields["slot_ids"] = slot_ids[:rows].tolist()
     return fields
 
 

@@ -98,7 +98,7 @@ def test_the_trace_is_that_of_the_portable_engine_and_both_leave_the_process_as_
 
 def values(step):
     """A step's outcome and fields but for labels of objects and what the workers keep to themselves."""
-    own = {"identity", "worker_state"}
+    own = {"identity", "worker_state", "spec_num_tokens", "num_capture_tokens", "slot_ids", "spec_slots"}
     substeps = [(s.key, s.phase, {k: v for k, v in s.fields.items() if k not in own}) for s in step.substeps]
     return step.outcome, step.fired, substeps
 
