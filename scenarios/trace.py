@@ -102,7 +102,12 @@ FIELDS: Final[dict[str, str]] = {
     # A drafter with a context of its own (DFlash, DSpark).
     "ctx_len": "device int64, per generation of the batch: columns of its context; entered, restored, failed",
     "num_ctx_per_req": "device int64 [G]: columns that the draft call reads; draft[i]",
-    # Acceptance: verified.
+    # What the worker's own metadata says of the step: prepared.
+    "slot_ids": "device int64, first n: slot of each row in what the worker keeps per request (Eagle3, vanilla MTP)",
+    "spec_num_tokens": "host int: num_tokens of the spec metadata, of which attention data parallelism tells all ranks",
+    "num_capture_tokens": "host int: rows of the target whose hidden states are captured (Eagle family)",
+    # Acceptance: verified. The counter: entered, restored, failed, where force_num_accepted_tokens has a fraction.
+    "force_accept_counter": "device int64: forwards that have drawn from the pool of forced acceptance, None without",
     "num_accepted_tokens": "device int32 [n], the target's own token included",
     "accepted_tokens": "device int32: per row its first num_accepted_tokens entries",
     # Outputs of the worker: restored.
@@ -127,6 +132,7 @@ FIELDS: Final[dict[str, str]] = {
     "mtp_past_hidden_states": "request -> the target's hidden states (tracer digests) of these",
     "draft_context": "request -> [position, value] of each column of the drafter's own context (DFlash, DSpark)",
     "automaton": "request -> text that its suffix automaton holds (SA)",
+    "spec_slots": "request id -> slot of what the worker keeps for it; every one that is taken (updated, failed)",
     "draft_tree": "request -> per draft node of its last step its parent, -1 for the root; [] without a tree",
     # failed.
     "exception": "class name of the exception",

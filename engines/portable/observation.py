@@ -15,7 +15,7 @@ from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
-from engines.portable.spec_observation import spec_fields
+from engines.portable.spec_observation import force_accept_counter, prepared_fields, spec_fields, spec_slots
 from engines.portable.tree_observation import TreeObserver, linear_fields
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
@@ -112,6 +112,7 @@ class Observer:
             runtime_tokens_per_gen_step=spec.runtime_tokens_per_gen_step,
             input_ids=result["input_ids"].tolist(),
             position_ids=result["position_ids"].flatten().tolist(),
+            **prepared_fields(spec, n),
         )
         if self._sparse is not None:
             fields.update(self._sparse.prepared_fields(attn))
@@ -186,6 +187,7 @@ class Observer:
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
             **self._cache_content(requests.values()),
             **spec_fields(self._executor.spec_resource_manager, requests),
+            **spec_slots(self._executor.spec_resource_manager),
         )
         if self._context is not None:
             fields.update(self._context.content(requests.values()))
@@ -200,8 +202,9 @@ class Observer:
             lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
             fields = self._metadata(self._attn_metadata, device=not lost)
             if not lost:
-                fields.update(self._context_lengths(), **self._tree_fields())
-        fields.update(self._ledger(), exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
+                fields.update(self._context_lengths(), **self._tree_fields(), **self._counter())
+        fields.update(spec_slots(self._executor.spec_resource_manager), **self._ledger())
+        fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
     @property
@@ -215,11 +218,12 @@ class Observer:
         self._run += 1
         self._drafts = 0
         shared = {"shared_with_eager": self._shared_with_eager()} if self._attn_metadata.is_cuda_graph else {}
-        self._add(ENTERED, {**self._forward_metadata(), **self._context_lengths(), **self._chain_fields(), **shared})
+        fields = {**self._forward_metadata(), **self._context_lengths(), **self._chain_fields(), **shared}
+        self._add(ENTERED, {**fields, **self._counter()})
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
         fields = {**self._metadata(self._attn_metadata), **self._context_lengths(), **self._tree_fields()}
-        fields.update(self._chain_fields())
+        fields.update({**self._chain_fields(), **self._counter()})
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -246,6 +250,9 @@ class Observer:
         if self._context is None or self._cuda_capture():
             return {}
         return self._context.lengths(self._attn_metadata, self._spec_metadata)
+
+    def _counter(self) -> Fields:
+        return {} if self._cuda_capture() else force_accept_counter(self._worker)
 
     def _tree_fields(self) -> Fields:
         if self._tree is None or self._cuda_capture():

@@ -9,7 +9,7 @@ from typing import Any
 from reference.batch import Batch, Row
 from reference.drafter import Chain, chain
 from reference.history import Drafts, History
-from reference.workers.interface import DraftCall, Drafting, SpecWorker
+from reference.workers.interface import DraftCall, Drafting, Fields, SpecWorker
 from scenarios.tracer import EMPTY, entry
 
 
@@ -43,6 +43,10 @@ class MTPWorker(SpecWorker):
             num_contexts=batch.num_contexts,
             hidden_states=None if batch.is_startup else [state for _, hidden in fed for state in hidden],
         )
+
+    def spec_metadata(self, batch: Batch) -> Fields:
+        """One token of each generation is not counted: its layers feed the last K."""
+        return {"spec_num_tokens": sum(batch.seq_lens) - len(batch.generations)}
 
     def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:
         """A cache per layer, and the last Kmax cached tokens with the target's hidden states."""

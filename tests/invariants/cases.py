@@ -106,6 +106,34 @@ def started_up(worker: str) -> Scenario:
     )
 
 
+def forced(worker: str) -> Scenario:
+    """Accepts one draft or two, whatever the target agrees with, in every phase; the last step fails."""
+    fault = Fault(site="draft_model.forward", occurrence=2, kind=FaultKind.OOM)
+    both = (Generation(request=0, agree=3), Generation(request=1, agree=2))
+    return check(
+        Scenario(
+            config=replace(_config(worker), force_num_accepted_tokens=1.5),
+            requests=(Request(id=0, prompt_len=5), Request(id=1, prompt_len=3)),
+            steps=(
+                Step(
+                    phase=Phase.WARMUP,
+                    draft_len=3,
+                    contexts=(Context(request=None, chunk=9),),
+                    generations=(_dummy(worker, 2, 3),),
+                ),
+                Step(phase=Phase.CAPTURE, draft_len=3, generations=(_dummy(worker, 3, 4), _dummy(worker, 5, 3))),
+                Step(
+                    draft_len=3,
+                    contexts=(Context(request=0, chunk=5, agree=3), Context(request=1, chunk=3, agree=2)),
+                ),
+                Step(phase=Phase.REPLAY, draft_len=3, generations=both),
+                Step(draft_len=3, generations=both[::-1]),
+                Step(draft_len=3, generations=both, fault=fault),
+            ),
+        )
+    )
+
+
 def failing(worker: str) -> Scenario:
     """A warm-up that runs out of memory, a served step that does, and what comes after each."""
     config, traits = _config(worker), WORKERS[worker]

@@ -17,6 +17,7 @@ from tests.invariants.cases import (
     PARD,
     SA,
     failing,
+    forced,
     served,
     started_up,
 )
@@ -54,6 +55,7 @@ TEXTUAL, TEXTUAL_FAILING = served(SA), failing(SA)
 OWN, OWN_STARTED, OWN_FAILING = served(DFLASH), started_up(DFLASH), failing(DFLASH)
 TREE, TREE_STARTED, TREE_FAILING = served(EAGLE_TREE), started_up(EAGLE_TREE), failing(EAGLE_TREE)
 MTP_TREE_SERVED, MTP_TREE_FAILING = served(MTP_TREE), failing(MTP_TREE)
+FORCED, COUNTER = forced(EAGLE), "force_accept_counter"
 MASK, OFFSETS = "spec_decoding_packed_mask", "spec_decoding_position_offsets"
 LENGTHS = "spec_decoding_generation_lengths"
 GRAPH_RUN = 2
@@ -305,6 +307,30 @@ _ACCEPTANCE = [
     at("new-tokens-plumbed", STARTED, 3, "restored", "next_new_tokens", swap),
 ]
 
+_FORCED = [
+    # A pool that is made by the first forward that needs it; a graph that draws the same numbers again and again;
+    # numbers that a warm-up draws; a counter that starts anew with serving; one that a failure takes back.
+    set_to("forced-counter-moves-once", FORCED, 0, "entered", COUNTER, None),
+    at("forced-counter-moves-once", FORCED, 3, "restored", COUNTER, lambda n: n - 1),
+    at("forced-counter-moves-once", FORCED, 1, "restored", COUNTER, lambda n: n + 1, 1),
+    set_to("forced-counter-moves-once", FORCED, 2, "entered", COUNTER, 0),
+    at("forced-counter-moves-once", FORCED, 5, "failed", COUNTER, lambda n: n - 1),
+    set_to("acceptance-follows-agreement", FORCED, 1, "verified", "num_accepted_tokens", [2, 2]),
+    at("accepted-drafts-lie-on-a-path", FORCED, 4, "verified", "accepted_tokens", lambda r: [r[0], r[1][1:] + r[0]]),
+]
+
+_SPEC_METADATA = [
+    set_to("spec-counts-equal-reference", MIXED, 2, "prepared", "num_capture_tokens", 2),
+    at("spec-counts-equal-reference", MIXED, 2, "prepared", "spec_num_tokens", lambda n: n - 6),
+    # Slots of a request that has ended, of one whose batch has failed, of two at once, and another one each step.
+    at("slots-belong-to-requests", MIXED, 5, "updated", "spec_slots", put(0, 9)),
+    set_to("slots-belong-to-requests", FAILING, 2, "failed", "spec_slots", {0: 0}),
+    at("slots-belong-to-requests", MIXED, 0, "updated", "spec_slots", put(1, 0)),
+    at("slots-belong-to-requests", MIXED, 3, "updated", "spec_slots", lambda slots: {0: slots[1], 1: slots[0]}),
+    at("slots-belong-to-requests", MIXED, 2, "prepared", "slot_ids", swap),
+    at("slots-belong-to-requests", STARTED, 1, "prepared", "slot_ids", lambda ids: ids[:1] * 2),
+]
+
 _KV_CACHE = [
     at("kv-ledger-balanced", MIXED, 2, "updated", "kv_tokens", bump(0)),
     at("kv-ledger-balanced", MIXED, 2, "updated", "free_blocks", lambda n: n - 1),
@@ -384,6 +410,8 @@ MUTATIONS = [
     *_DRAFT_CONTEXT,
     *_TREES,
     *_ACCEPTANCE,
+    *_FORCED,
+    *_SPEC_METADATA,
     *_KV_CACHE,
     *_HISTORY,
     *_OUTPUT,

@@ -1,11 +1,13 @@
-"""The smallest scenario that shows each seeded defect, written by hand: museum entry and variant -> scenario."""
+"""The smallest scenario that shows each seeded defect, written by hand: museum entry and variant -> scenario.
+
+``scenario_of`` is where further ones come in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from museum import Bug
 from scenarios import (
     WORKERS,
     Config,
@@ -243,8 +245,8 @@ def warm_up_and_serve(worker: str) -> Scenario:
     return _scenario(
         worker,
         Step(phase=Phase.WARMUP, draft_len=K, generations=(Generation(request=None, past=3),)),
-        Step(draft_len=K, contexts=(_fills(worker, 0, 2),)),
-        prompts=(2,),
+        Step(draft_len=K, contexts=(_fills(worker, 0, _short(worker)),)),
+        prompts=(_short(worker),),
         tokens_per_block=1,
     )
 
@@ -441,6 +443,8 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-42": at_the_limit,
     "TRT-45": one_page_each,
     "TRT-56": generate,
+    "TRT-56/dummies": warm_up_and_serve,
+    "TRT-56/failed": drafting_fails,
     "TRT-56/left-out": left_out,
     "TRT-50": large_trees,
     "TRT-50/mask-stride": wide_trees,
@@ -481,10 +485,3 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "VLL-23/text": generate,
     "VLL-23/placeholders": generate,
 }
-
-
-def scenario_of(bug: Bug) -> Scenario:
-    """The scenario of a defect, for the worker that it is hunted in."""
-    entry, worker, *variant = bug.id.split("/")
-    make = SCENARIOS.get(bug.id) or SCENARIOS["/".join((entry, *variant))]
-    return make(worker)

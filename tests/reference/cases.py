@@ -21,7 +21,7 @@ from scenarios import (
     Substep,
     check,
 )
-from scenarios.schedule import most_nodes
+from scenarios.trees import most_nodes
 
 EAGLE3, MTP_EAGLE, DRAFT_TARGET = LINEAR = [
     name

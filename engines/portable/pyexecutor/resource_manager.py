@@ -171,6 +171,10 @@ class SlotManager:
         """Slot of a request, None when it has none."""
         return self._slots.get(request_id)
 
+    def taken(self) -> dict[int, int]:
+        """Slot of each request that has one."""
+        return dict(self._slots)
+
     def remove_slot(self, request_id: int) -> None:
         """Take a slot back; does nothing for a request that has none."""
         if request_id in self._slots:

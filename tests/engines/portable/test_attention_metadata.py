@@ -10,6 +10,7 @@ import torch
 from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.speculative.interface import SpecMetadata
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 from tests.engines.portable.support import CPU, attention_metadata, ints, kv_cache_manager
 
 
@@ -144,7 +145,8 @@ def test_graph_metadata_is_written_in_place(attn: Any) -> None:
 
 
 def test_spec_dec_tables_have_the_width_of_the_step(attn: Any) -> None:
-    spec = SpecMetadata(max_num_requests=4, max_num_tokens=64, device=CPU)
+    mode = SpeculativeDecodingMode.EAGLE3_ONE_MODEL
+    spec = SpecMetadata(max_num_requests=4, max_num_tokens=64, spec_dec_mode=mode, max_total_draft_tokens=3, device=CPU)
     spec.runtime_tokens_per_gen_step = 3
     attn.update_spec_dec_param(True, spec)
     assert attn.use_spec_decoding

@@ -12,6 +12,7 @@ from torch import Tensor
 from engines.portable.graphs import CpuGraph
 from engines.portable.models import HIDDEN_SIZE
 from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMetadata
 from scenarios import Step
 from scenarios.tracer import PRIME, entry, prompt_token, term
@@ -44,10 +45,21 @@ class Layer:
         return torch.nn.functional.one_hot(drafts, 200)
 
 
+def spec_metadata(manager: MTPHiddenStatesManager, draft_len: int) -> MTPSpecMetadata:
+    return MTPSpecMetadata(
+        max_num_requests=4,
+        max_num_tokens=64,
+        spec_dec_mode=SpeculativeDecodingMode.MTP,
+        max_total_draft_tokens=draft_len,
+        device=CPU,
+        mtp_hidden_states_manager=manager,
+    )
+
+
 def prepared(monkeypatch: pytest.MonkeyPatch, draft_len: int = 3, **options: Any) -> Batch:
     """A batch of the vanilla worker whose generations have the history 61, 62, ... and 71, 72, ..."""
     manager = MTPHiddenStatesManager(draft_len, HIDDEN_SIZE, 8, CPU)
-    metadata = MTPSpecMetadata(max_num_requests=4, max_num_tokens=64, device=CPU, mtp_hidden_states_manager=manager)
+    metadata = spec_metadata(manager, draft_len)
     monkeypatch.setattr("tests.engines.portable.support.get_spec_metadata", lambda *_: metadata)
     for request_id in (99, 11, 0, 1, 12, 10):
         manager._add_slot(LlmRequest(request_id, [1]))
@@ -157,7 +169,7 @@ def test_what_is_kept_between_steps() -> None:
 
 def test_a_request_without_a_slot_is_not_run() -> None:
     manager = MTPHiddenStatesManager(2, HIDDEN_SIZE, 4, CPU)
-    metadata = MTPSpecMetadata(max_num_requests=4, max_num_tokens=8, device=CPU, mtp_hidden_states_manager=manager)
+    metadata = spec_metadata(manager, 2)
     metadata.request_ids = [5]
     with pytest.raises(KeyError):
         metadata.prepare()
