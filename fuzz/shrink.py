@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Final
 
 from scenarios import (
+    Config,
     Context,
     Generation,
     Phase,
@@ -22,7 +23,8 @@ from scenarios import (
     Step,
     check,
 )
-from scenarios.schedule import most_nodes, walk
+from scenarios.schedule import walk
+from scenarios.trees import most_nodes
 
 Edit = Callable[[Scenario], Iterator[Scenario]]
 """Variants of a scenario, each of them with less to read in one place; they need not be valid."""
@@ -82,7 +84,10 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
     most = k if traits.drafts_for_contexts else 0
     contexts = [replace(c, chunk=_chunk(c, schedule), agree=min(c.agree, most)) for c in step.contexts]
     accepted = 1 if traits.tree else k + 1
-    generations = [replace(g, agree=min(g.agree, k), accept=min(g.accept, accepted)) for g in step.generations]
+    generations = [
+        replace(g, agree=min(g.agree, k), accept=min(g.accept, accepted), match=_match(g, config))
+        for g in step.generations
+    ]
     whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
     if not _fits(whole, schedule):
         # Fewer rows than were captured can not be replayed.
@@ -115,6 +120,11 @@ def _chunk(row: Context, schedule: Schedule) -> int:
         return row.chunk
     left = max(1, state.prompt_len - state.past)
     return min(row.chunk, left) if schedule.config.traits.chunked_prefill else left
+
+
+def _match(row: Generation, config: Config) -> int:
+    """As much of the match as there can be; none without automata."""
+    return min(row.match, config.max_seq_len) if config.sa_threshold and row.request is not None else 0
 
 
 def _with_step(scenario: Scenario, index: int, step: Step | None) -> Scenario:
@@ -151,6 +161,10 @@ def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
     yield replace(scenario, config=replace(scenario.config, **defaults))
     for name, default in defaults.items():
         yield replace(scenario, config=replace(scenario.config, **{name: default}))
+    for threshold in _below(scenario.config.sa_threshold, 1):
+        yield replace(scenario, config=replace(scenario.config, sa_threshold=threshold))
+    whole = float(int(scenario.config.force_num_accepted_tokens))
+    yield replace(scenario, config=replace(scenario.config, force_num_accepted_tokens=whole))
 
 
 def _fewer_rows(scenario: Scenario) -> Iterator[Scenario]:
@@ -255,6 +269,8 @@ def _plainer_generation(row: Generation) -> Iterator[Generation]:
         yield replace(row, past=past)
     for accept in _below(row.accept, 1):
         yield replace(row, accept=accept)
+    for match in _below(row.match, 0):
+        yield replace(row, match=match)
 
 
 def _below(value: int, low: int) -> list[int]:

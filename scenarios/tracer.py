@@ -67,8 +67,9 @@ the host adds the first generated token when it prepares the request's first gen
 commit are appended in their steps, with draft length 0 too. The match has the length that the row says. From the
 threshold on the automaton is the drafter that ``agree`` speaks of: its draft ``i`` is the ``i``-th token of how the
 text goes on where ``i < agree`` and ``disagree`` of it elsewhere, all rolled out undisturbed, and the model's drafts
-disagree from the first on. Below the threshold it is the other way round. Drafts of the automaton take the place of
-those that a generation returns, after the model has made all of its own.
+disagree from the first on; but the layers of vanilla MTP, whose caches keep what they drafted, then agree in all of
+them. Below the threshold ``agree`` speaks of the model, and the automaton disagrees. Drafts of the automaton take the
+place of those that a generation returns, after the model has made all of its own.
 
 Trees: rows of a generation are nodes of a tree, the root (the last committed token) first. A node at depth ``j`` has
 position ``past + j`` and sees the cached slots and, of this forward's slots, those that its mask names: the nodes on
@@ -95,7 +96,8 @@ where that is EMPTY, from the target's, as in the main cache. With ``own = diges
 digests of the tokens ``0..n+1`` and ``0..n``, the choices above stay as they are.
 
 The draft head returns ``next`` where the scenario wants the drafter to agree with the target and
-``disagree(next)`` where it does not.
+``disagree(next)`` where it does not. With a draft vocabulary of its own (``Config.draft_vocab_map``) it returns the
+``draft_id`` of that token; ``d2t`` maps it back, once.
 """
 
 from __future__ import annotations
@@ -122,6 +124,9 @@ _TERM_SHIFT: Final = 12_345
 _CHOICE_FACTOR: Final = 1_664_525
 _CHOICE_SHIFT: Final = 1_013_904_223
 _CHOICES: Final = VOCAB_SIZE - 2
+_DRAFT_FACTOR: Final = 5
+_DRAFT_INVERSE: Final = 205
+_DRAFT_SHIFT: Final = 7
 
 POSITION_FACTOR: Final = 1_000_003
 """What a column of a drafter's context that is one position off adds to a digest."""
@@ -170,6 +175,16 @@ def disagree(token: int) -> int:
 def alternative(token: int, rank: int) -> int:
     """The candidate of rank ``rank`` (1, 2, ...) beside ``token``: neither it nor ``disagree(token)``."""
     return 1 + (token + rank) % _CHOICES
+
+
+def draft_id(token: int) -> int:
+    """What a draft head with a vocabulary of its own calls ``token``; that number is another token's, too."""
+    return (token * _DRAFT_FACTOR + _DRAFT_SHIFT) % VOCAB_SIZE
+
+
+def d2t(draft: int) -> int:
+    """What is to be added to a draft id to have the token that it stands for (upstream: ``d2t[draft]``)."""
+    return (draft - _DRAFT_SHIFT) * _DRAFT_INVERSE % VOCAB_SIZE - draft
 
 
 def prompt_token(seed: int, request: int, position: int) -> int:

@@ -20,7 +20,10 @@ from scenarios import Config, Context, Generation, Request, Schedule, Step, Step
 from scenarios.tracer import DUMMY_TOKEN, dummy_drafts, prompt_token
 
 _FOLDER = Path(__file__).parent
-_LINE_SITES = [_FOLDER / name for name in ("attention", "speculative", "pyexecutor", "models.py", "_utils.py")]
+_LINE_SITES = [
+    _FOLDER / name
+    for name in ("attention", "speculative", "pyexecutor", "models.py", "memory_buffer_utils.py", "_utils.py")
+]
 """Engine code proper: what surrounds it here is the suite's."""
 
 
@@ -77,7 +80,7 @@ class PortableSession:
             self._observer.begin(step, iteration.batch)
         outcome, error = "ok", None
         if rows:
-            self._steer(rows)
+            self._steer(rows, step.draft_len)
             outcome, error = self._executor.step(iteration)
         self._follow(step, iteration, error)
         self._over = outcome == "fatal"
@@ -135,7 +138,7 @@ class PortableSession:
         finished = tuple(self._requests[i] for i in step.finish if i in self._requests)
         return Iteration(batch, step.phase, step.draft_len, finished), rows
 
-    def _steer(self, rows: list[Context | Generation]) -> None:
+    def _steer(self, rows: list[Context | Generation], draft_len: int) -> None:
         """Tell the drafter how good it is to be; where a suffix automaton takes over, that one is as good."""
         steering, threshold = self._model.draft_model.steering, self._config.sa_threshold
         if not threshold:
@@ -144,7 +147,9 @@ class PortableSession:
             steering.steer_automata(agree, agree)
             return
         takes_over = [isinstance(row, Generation) and row.match >= threshold for row in rows]
-        steering.steer([0 if takes else row.agree for takes, row in zip(takes_over, rows)])
+        # Layers keep what they drafted, right or wrong, once it is accepted.
+        overridden = draft_len if self._config.traits.feeds_history else 0
+        steering.steer([overridden if takes else row.agree for takes, row in zip(takes_over, rows)])
         gens = [(row.match, takes * row.agree) for takes, row in zip(takes_over, rows) if isinstance(row, Generation)]
         steering.steer_automata([agree for _, agree in gens], [match for match, _ in gens])
 

@@ -78,6 +78,10 @@ class SpecWorker(ABC):
     def draft(self, batch: Batch) -> Drafting:
         """Draft for every row of ``batch``; with draft length 0 only ingest its tokens."""
 
+    def spec_metadata(self, batch: Batch) -> Fields:
+        """Counts that ``SpecMetadata.prepare`` leaves, from the tokens that the target is fed."""
+        return {"spec_num_tokens": sum(batch.seq_lens)}
+
     def own_state(self, batch: Batch, *, after: bool) -> Fields:
         """Fields of what it keeps from step to step, before a forward or ``after`` it."""
         return {}

@@ -9,7 +9,7 @@ from typing import Any
 from reference.batch import Batch, Row
 from reference.drafter import Chain, chain
 from reference.history import Drafts, History
-from reference.workers.interface import DraftCall, Drafting, SpecWorker
+from reference.workers.interface import DraftCall, Drafting, Fields, SpecWorker
 from scenarios.tracer import EMPTY, entry
 
 
@@ -26,14 +26,17 @@ class MTPWorker(SpecWorker):
     def draft(self, batch: Batch) -> Drafting:
         """K calls. What dummies are fed, and so what is drafted for them, depends on what their slots held before.
 
-        Where a suffix automaton takes over, the layers still agree as far as it does: what they drafted themselves
-        stays in their caches, and the K rows of the next step replace no more of it than what was not accepted.
+        Where a suffix automaton takes over, the layers agree with the target: what they drafted themselves stays in
+        their caches, and the K rows of the next step replace no more of it than what was not accepted.
         """
-        chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.rows]
+        agrees = [batch.draft_len if row.overridden else row.agree for row in batch.rows]
+        chains = [
+            chain(row.text, row.end + 1, batch.draft_len, agree) for row, agree in zip(batch.rows, agrees, strict=True)
+        ]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
             drafts=None if batch.is_startup else [Drafts(made.drafts) for made in chains],
-            kv_lens=[row.end for row in batch.rows],
+            kv_lens=[length(row, batch.draft_len) for row in batch.rows],
         )
 
     def _look(self, batch: Batch, chains: list[Chain], i: int) -> DraftCall:
@@ -43,10 +46,14 @@ class MTPWorker(SpecWorker):
             input_ids=None if batch.is_startup else [token for tokens, _ in fed for token in tokens],
             position_ids=[position for positions in spans for position in positions],
             seq_lens=[len(positions) for positions in spans],
-            kv_lens=[row.end for row in batch.rows],
+            kv_lens=[length(row, batch.draft_len) for row in batch.rows],
             num_contexts=batch.num_contexts,
             hidden_states=None if batch.is_startup else [state for _, hidden in fed for state in hidden],
         )
+
+    def spec_metadata(self, batch: Batch) -> Fields:
+        """One token of each generation is not counted: its layers feed the last K."""
+        return {"spec_num_tokens": sum(batch.seq_lens) - len(batch.generations)}
 
     def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:
         """A cache per layer, and the last Kmax cached tokens with the target's hidden states."""
@@ -65,6 +72,14 @@ def last(history: History) -> tuple[int, int]:
 def span(row: Row, draft_len: int) -> range:
     """Positions that the layers look from: a whole prompt, or the last K that are cached after the step."""
     return range(row.past if row.is_context else row.end - draft_len, row.end)
+
+
+def length(row: Row, draft_len: int) -> int:
+    """KV length that the layers see: what is cached after the step, of a generation at least its K rows.
+
+    Upstream's clamp; it never bites where prompts have K tokens.
+    """
+    return row.end if row.is_context else max(row.end, draft_len)
 
 
 def given(row: Row, made: Chain, positions: range, i: int) -> tuple[list[int], list[int]]:

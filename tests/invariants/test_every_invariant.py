@@ -22,6 +22,7 @@ from tests.invariants.cases import (
     SA,
     enhanced,
     failing,
+    forced,
     served,
     sparse,
     started_up,
@@ -30,11 +31,14 @@ from tests.invariants.mutations import MUTATIONS, Mutation
 from tests.invariants.synthetic import dressed, edit, edit_step
 
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
+SPARSE.append(sparse(served(EAGLE), 12))
 ENHANCED = [enhanced(made) for made in (served(MTP), served(PARD), served(EAGLE), started_up(EAGLE), failing(EAGLE))]
-CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + ENHANCED
+FORCED = [forced(EAGLE)]
+CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + FORCED
+CASES += ENHANCED
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
-FEW += [served(MTP), served(SA), *ENHANCED[2:]]
+FEW += [served(MTP), served(SA), *FORCED, *ENHANCED[2:]]
 
 
 @cache

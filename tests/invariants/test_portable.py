@@ -23,6 +23,7 @@ from tests.invariants.cases import (
     SA,
     enhanced,
     failing,
+    forced,
     served,
     sparse,
     started_up,
@@ -35,7 +36,8 @@ from engines.portable import PortableEngine
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
 ENHANCED = [enhanced(scenario) for scenario in (*DENSE[:3], served(MTP))]
-CASES = [*DENSE, *(sparse(scenario) for scenario in DENSE[:2]), *ENHANCED]
+CASES = [*DENSE, forced(EAGLE), *(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
+CASES += ENHANCED
 ENGINE = PortableEngine()
 
 

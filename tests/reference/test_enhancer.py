@@ -58,27 +58,25 @@ def test_the_model_drafts_on_from_its_own_drafts() -> None:
 
 def test_the_layers_of_mtp_keep_what_they_were_fed() -> None:
     step = generate(MTP, Generation(request=0, agree=1, match=9), Generation(request=1))
-    first, second, _ = continuation(0, 2, 3)
+    made = continuation(0, 2, 3)
     # Layer 2 looks three tokens ahead: its last slot is fed the second draft, that of layer 1.
-    *_, fed = at(step, "draft[2]")["input_ids"][:3]
-    assert fed == disagree(second)
+    assert at(step, "draft[2]")["input_ids"][2] == made[1]
     slots = [layer[-1] for layer in at(step, "updated")["draft_layers_kv"][0]]
-    assert [entry_fields(slot) for slot in slots[1:]] == [(LENGTHS[0], first), (LENGTHS[0], fed)]
-    # It goes on from there, and the automaton does not.
-    assert at(step, "restored")["next_draft_tokens"][0] == [first, fed, disagree(continuation(0, 4, 1)[0])]
+    assert [entry_fields(slot) for slot in slots[1:]] == [(LENGTHS[0], made[0]), (LENGTHS[0], made[1])]
+    assert at(step, "restored")["next_draft_tokens"][0] == [made[0], disagree(made[1]), disagree(made[2])]
 
 
 @given(scenarios(ENHANCED, enhanced=True))
 def test_an_override_changes_nothing_but_what_is_verified_next(scenario: Scenario) -> None:
     """The last step with drafts of the model instead, which disagree as they do where they are thrown away.
 
-    Those of vanilla MTP agree as far as the automaton's.
+    Those of vanilla MTP agree there.
     """
     *steps, last = scenario.steps
     long = scenario.config.sa_threshold
+    thrown_away = last.draft_len if scenario.config.traits.feeds_history else 0
     rows = tuple(
-        replace(row, match=0, agree=row.agree if row.match < long or scenario.config.traits.feeds_history else 0)
-        for row in last.generations
+        replace(row, match=0, agree=row.agree if row.match < long else thrown_away) for row in last.generations
     )
     twin = trace(check(replace(scenario, steps=(*steps, replace(last, generations=rows))))).steps[-1]
     for mine, other in zip(trace(scenario).steps[-1].substeps, twin.substeps, strict=True):

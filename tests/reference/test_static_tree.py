@@ -1,4 +1,4 @@
-"""A static tree: its paths by hand, and how masks, offsets and what a drafter is fed hang together for any choices."""
+"""A static tree: its paths by hand, how masks and offsets hang together for any choices, and the portable engine's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reference.static_tree import StaticTree
 #     3   4   5
 #     |
 #     6
-BUSH = StaticTree([[0, 0, 0], [1], [0], [0, 1], [0, 0], [1, 0]])
+BUSH = StaticTree([[0, 0, 0], [1], [0], [0, 1], [0, 0], [1, 0], [1]], 3)
 
 
 def test_a_bush_by_hand() -> None:
@@ -35,17 +35,10 @@ def test_a_bush_by_hand() -> None:
     assert BUSH.top_k_list == [[2], [2, 1], [1]]
 
 
-def test_what_the_drafter_of_a_bush_is_fed() -> None:
-    assert BUSH.tokens_gather_idx == [[1, 2], [1, 3], []]
-    assert BUSH.drafter_packed_masks == [[[0b1], [0b10]], [[0b1], [0b11]], []]
-    assert BUSH.drafter_position_offsets == [[0, 0], [0, 1], []]
-    assert BUSH.hidden_states_read == [[0, 0], [0, 1], []]
-
-
 @pytest.mark.parametrize("depth", [1, 4, 40])
 def test_a_chain_is_what_linear_drafting_has(depth: int) -> None:
     """Also with 32 nodes and more: the words before a node's own are full, the highest bit is the sign."""
-    chain = StaticTree([[0] * n for n in range(1, depth + 1)])
+    chain = StaticTree([[0] * n for n in range(1, depth + 1)], depth)
     assert chain.position_offsets == list(range(depth + 1))
     assert chain.top_k_list == [[1]] * depth
     unpacked = [[int(words[i // 32] >> i % 32 & 1) for i in range(depth + 1)] for words in chain.packed_mask]
@@ -53,25 +46,20 @@ def test_a_chain_is_what_linear_drafting_has(depth: int) -> None:
     assert all(-(2**31) <= word < 2**31 for words in chain.packed_mask for word in words)
 
 
-def test_one_layer_feeds_its_drafter_nothing() -> None:
-    star = StaticTree([[2], [0], [1], [0]])
-    assert star.eagle_paths == [[0, -1], [0, 1], [0, 2], [0, 3]]
-    assert (star.top_k_list, star.tokens_gather_idx) == ([[3]], [[]])
-
-
-def test_a_node_needs_the_one_that_it_follows() -> None:
-    with pytest.raises(ValueError, match=r"eagle_choices: \[1, 0\] follows \[1\], which is missing"):
-        StaticTree([[0], [1, 0]]).parents  # noqa: B018
+@pytest.mark.parametrize("choices", [[[0], [1, 0]], [[]], [[0], [0, 0], [0, 0, 0]]])
+def test_what_makes_no_tree_is_refused(choices: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match=r"eagle_choices: \[.*\] is no node of a tree of depth 2"):
+        StaticTree(choices, 2).parents  # noqa: B018
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> StaticTree:
-    """Nodes put one after the other below any that are there, named in any order."""
+    """Nodes put one after the other below any that are there, named in any order; there may be room for more layers."""
     ways: list[tuple[int, ...]] = [()]
     for _ in range(draw(st.integers(1, 40))):
         above = draw(st.sampled_from(ways))
         ways.append((*above, sum(way[:-1] == above for way in ways if way)))
-    return StaticTree(draw(st.permutations(ways[1:])))
+    return StaticTree(draw(st.permutations(ways[1:])), max(map(len, ways)) + draw(st.integers(0, 1)))
 
 
 @given(trees())
@@ -87,8 +75,14 @@ def test_a_node_sees_its_parent_what_that_sees_and_itself(tree: StaticTree) -> N
 
 
 @given(trees())
-def test_a_draft_call_is_fed_whole_paths_in_the_order_of_the_cache(tree: StaticTree) -> None:
-    for nodes, offsets, read in zip(tree.tokens_gather_idx, tree.drafter_position_offsets, tree.hidden_states_read):
-        assert nodes == sorted(set(nodes))
-        assert all(parent == 0 or parent in nodes for parent in read)
-        assert [offset == 0 for offset in offsets] == [parent == 0 for parent in read]
+def test_the_portable_engine_derives_the_same(tree: StaticTree) -> None:
+    torch = pytest.importorskip("torch", reason="the portable engine needs torch")
+    from engines.portable.speculative.static_tree import StaticTreeManager
+
+    manager = StaticTreeManager(tree.choices, tree.max_draft_len, torch.device("cpu"))
+    assert manager.eagle_paths.tolist() == [tree.eagle_paths]
+    assert manager.spec_dec_mask_matrix.tolist() == [tree.mask_matrix]
+    assert manager.spec_dec_packed_mask.tolist() == [tree.packed_mask]
+    assert manager.spec_dec_position_offsets.tolist() == [tree.position_offsets]
+    assert manager.nodes_list_per_layer == tree.nodes_list_per_layer
+    assert manager.top_k_list == tree.top_k_list

@@ -57,6 +57,7 @@ def get_spec_metadata(setting: Setting, spec_resource_manager: Any = None) -> Sp
 def get_spec_worker(setting: Setting) -> SpecWorkerBase:
     """The worker of the mode, with an enhancer where suffix automata are beside its draft model."""
     worker, spec_config = _drafter(setting).worker(setting), setting.spec_config
+    worker.set_force_num_accepted_tokens(spec_config.force_num_accepted_tokens, setting.device)
     if spec_config.sa_threshold:
         worker.sa_enhancer = SADraftEnhancer(
             spec_config.sa_threshold, setting.max_num_requests, spec_config.max_draft_len, setting.device
