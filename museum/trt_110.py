@@ -179,7 +179,7 @@ def grown(patch: Patch) -> None:
     workers=(EAGLE3, MTP_EAGLE, DFLASH),
     variant="hole",
     title="A step without drafts leaves the texts as they are, which lack its token from then on",
-    reference="TensorRT-LLM PR #16888",
+    reference="TensorRT-LLM #16888",
     caught_by=("automaton-holds-text", "history-equals-reference"),
 )
 def hole(patch: Patch) -> None:
