@@ -75,7 +75,7 @@ def _looking(slots: list[int], tokens: list[int]) -> list[int]:
     return filled + slots[len(filled) :]
 
 
-@invariant("automaton-holds-text", reads=("automaton", "emitted"), museum=("TRT-70",))
+@invariant("automaton-holds-text", reads=("automaton", "emitted"), museum=("TRT-70", "TRT-110"))
 def automaton_holds_text(step: StepCase, check: Check) -> None:
     """After each step the suffix automaton of a request holds its whole prompt and what it has emitted, no more.
 
@@ -92,7 +92,7 @@ def automaton_holds_text(step: StepCase, check: Check) -> None:
     check.equal(moment, "automaton", expected, moment.seen["automaton"], "prompt and output")
 
 
-@invariant("history-equals-reference", reads=KEPT, museum=("TRT-24", "TRT-70"), kind=REFERENCE)
+@invariant("history-equals-reference", reads=KEPT, museum=("TRT-24", "TRT-70", "TRT-110"), kind=REFERENCE)
 def history_equals_reference(step: StepCase, check: Check) -> None:
     """What a drafter keeps of each request is the reference's, and it keeps nothing of any other."""
     if step.updated is not None and step.active:

@@ -168,7 +168,7 @@ def _path(keys: list[tuple[str, int]]) -> str:
     return " ".join(f"{name}#{run}" if run else name for name, run in keys)
 
 
-@invariant("graph-buffers-stable", reads=("identity",), museum=("TRT-09", "VLL-12", "SGL-10"))
+@invariant("graph-buffers-stable", reads=("identity",), museum=("TRT-09", "TRT-110", "VLL-12", "SGL-10"))
 def graph_buffers_stable(step: StepCase, check: Check) -> None:
     """A replayed graph finds the device tensors that it was captured with: the very objects, not equal ones."""
     captured = step.captured
