@@ -71,6 +71,11 @@ class WorkerTraits:
     sparse: bool = True
     draft_model: bool = True
 
+    @property
+    def separate_draft_kv_cache(self) -> bool:
+        """Whether its drafter may have a KV cache of its own: it has layers in one, and no context instead of it."""
+        return self.draft_model and not self.keeps_context
+
 
 WORKERS: Final[dict[str, WorkerTraits]] = {
     w.name: w
@@ -161,6 +166,10 @@ BACKENDS: Final[dict[str, BackendTraits]] = {
 """Attention backends by the name that a configuration gives them."""
 
 
+KV_CACHE_MANAGERS: Final = ("V1", "V2")
+"""Versions of the KV-cache manager; nothing that is served may differ between them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Configuration of the engine, fixed for the whole scenario.
@@ -179,6 +188,12 @@ class Config:
     index_topk        positions that a sparse backend selects per row, at least 1; 0 for a dense one
     dynamic_tree_max_topK   candidates per node of a draft tree, at least 2; 0 without a tree
     max_total_draft_tokens  nodes of a draft tree, the root not counted; 0 without a tree
+    use_separate_draft_kv_cache  whether the drafter has a KV cache of its own, with a manager of its own
+    draft_num_blocks        pages of that cache; 0 without one
+    draft_tokens_per_block  tokens of one of its pages; 0 without one
+    kv_cache_manager        one of ``KV_CACHE_MANAGERS``, for target and drafter
+    host_offload            whether pages move in their pool between steps, as when they are swapped to the host and
+                            back: what a page is called then is not where it lies
     """
 
     worker: str
@@ -195,6 +210,18 @@ class Config:
     index_topk: int = 0
     dynamic_tree_max_topK: int = 0
     max_total_draft_tokens: int = 0
+    use_separate_draft_kv_cache: bool = False
+    draft_num_blocks: int = 0
+    draft_tokens_per_block: int = 0
+    kv_cache_manager: str = "V1"
+    host_offload: bool = False
+
+    @property
+    def pools(self) -> tuple[tuple[int, int], ...]:
+        """Pages, and tokens of a page, of each KV cache: the target's, then the drafter's if it has its own."""
+        target = self.num_blocks, self.tokens_per_block
+        draft = self.draft_num_blocks, self.draft_tokens_per_block
+        return (target, draft) if self.use_separate_draft_kv_cache else (target,)
 
     @property
     def traits(self) -> WorkerTraits:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from scenarios.caches import check_caches
 from scenarios.errors import ScenarioError, closest
 from scenarios.model import (
     BACKENDS,
@@ -61,10 +62,6 @@ class RequestState:
         return self.past < self.prompt_len
 
 
-def _blocks(tokens: int, config: Config) -> int:
-    return -(-tokens // config.tokens_per_block)
-
-
 def _row_field(step: Step, index: int, field: str) -> str:
     """Path of the row with this index in the batch."""
     generation = index - len(step.contexts)
@@ -89,6 +86,8 @@ _LIMITS = {
     "index_topk": (0, 4096),
     "dynamic_tree_max_topK": (0, 16),
     "max_total_draft_tokens": (0, 255),
+    "draft_num_blocks": (0, 16_384),
+    "draft_tokens_per_block": (0, 256),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -122,6 +121,7 @@ def check_config(config: Config) -> None:
         if value > high:
             raise ScenarioError(f"config.{name}", f"{value} is too large", f"write at most {high}")
     _check_tree(config)
+    check_caches(config)
 
 
 def most_nodes(depth: int, topk: int) -> int:
@@ -211,9 +211,10 @@ class Schedule:
         return [i for i, s in self.requests.items() if s.active and not s.in_context]
 
     @property
-    def blocks_in_use(self) -> int:
-        """Pages held by active requests between two steps."""
-        return sum(_blocks(s.granted, self.config) for s in self.requests.values() if s.active)
+    def blocks_in_use(self) -> tuple[int, ...]:
+        """Pages held by active requests between two steps, in each pool of ``Config.pools``."""
+        granted = [s.granted for s in self.requests.values() if s.active]
+        return tuple(sum(-(-tokens // size) for tokens in granted) for _, size in self.config.pools)
 
     def draft_width(self, draft_len: int) -> int:
         """Draft slots of a generation row (upstream: length of ``py_draft_tokens``)."""
@@ -433,14 +434,18 @@ class Schedule:
                     f"its KV length {longest} (extra tokens included) exceeds max_seq_len {config.max_seq_len}",
                     "end the request earlier or raise config.max_seq_len",
                 )
-        held = sum(_blocks(s.granted, config) for r, s in self.requests.items() if s.active and r not in seen)
-        needed = held + sum(_blocks(r.granted, config) for r in rows)
-        _require(
-            needed <= config.num_blocks,
-            field,
-            f"{needed} KV-cache pages exceed num_blocks {config.num_blocks}",
-            "end requests earlier or raise config.num_blocks",
-        )
+        self._check_pools([s.granted for r, s in self.requests.items() if s.active and r not in seen], rows, field)
+
+    def _check_pools(self, held: list[int], rows: list[RowPlan], field: str) -> None:
+        """Every manager has the pages for what it is asked to grant (issue #18660: not the target's alone)."""
+        for (blocks, size), name in zip(self.config.pools, ("num_blocks", "draft_num_blocks")):
+            needed = sum(-(-tokens // size) for tokens in (*held, *(r.granted for r in rows)))
+            _require(
+                needed <= blocks,
+                field,
+                f"{needed} KV-cache pages exceed {name} {blocks}",
+                f"end requests earlier or raise config.{name}",
+            )
 
     def _check_graph(self, step: Step, field: str) -> None:
         if step.phase in (Phase.CAPTURE, Phase.REPLAY):

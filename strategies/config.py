@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
 
@@ -32,6 +32,16 @@ _MAX_NODES: Final = 34
 _WORD: Final = 32
 """Draft nodes that would fit into one word of a mask, if there were not the root beside them."""
 _SEEDS: Final = 16
+_CACHES: Final = (
+    *((False, "V1", False),) * 4,
+    (True, "V1", False),
+    (True, "V2", False),
+    (True, "V1", True),
+    (True, "V2", True),
+    (False, "V2", False),
+    (False, "V1", True),
+)
+"""Whether the drafter has a KV cache of its own, the version of the managers, and whether pages move."""
 _SLACK: Final = 16
 """Tokens by which a tight limit exceeds the least."""
 _TIGHT: Final = (
@@ -64,7 +74,8 @@ def configs(
     max_draft_len  largest ``Config.max_draft_len``, at most 31; drawn is this one, or one of 1, 2, 3, 4, 7 below it
     max_batch      largest ``Config.max_num_requests``, at most 256
 
-    Pages of 1 to 8 tokens. In seven of ten, one or more of pool, ``max_num_tokens`` and ``max_seq_len`` are so small
+    Pages of 1 to 8 tokens; in four of ten, where the worker allows it, the drafter's cache has a manager and pages of
+    its own. In seven of ten, one or more of the pools, ``max_num_tokens`` and ``max_seq_len`` are so small
     that a few steps exhaust them. Shrinks to a roomy configuration with draft length 1. Raises ``UsageError`` for a
     name that does not exist or a number that is out of range.
     """
@@ -100,6 +111,7 @@ def _configs(
     draft_len, block, max_rows = choose(draw, draft_lens), choose(draw, _BLOCKS), choose(draw, rows)
     runs, budget, seed = digits(draw, (len(_RUNS), len(_BUDGETS), _SEEDS))
     tight = choose(draw, _TIGHT)
+    separate, manager, offload = choose(draw, _CACHES)
     topk, nodes = 0, 0
     if WORKERS[worker].tree:
         draft_len = min(draft_len, _MAX_DEPTH)
@@ -120,8 +132,18 @@ def _configs(
         index_topk=choose(draw, _TOPK) if BACKENDS[backend].sparse else 0,
         dynamic_tree_max_topK=topk,
         max_total_draft_tokens=nodes,
+        kv_cache_manager=manager,
+        host_offload=offload,
     )
+    if separate and config.traits.separate_draft_kv_cache:
+        config = _with_draft_cache(config, choose(draw, _BLOCKS))
     return _tighten(draw, config, tight) if tight else config
+
+
+def _with_draft_cache(config: Config, block: int) -> Config:
+    """``config`` with a cache of the drafter's own that holds as many tokens, in pages of this size."""
+    blocks = pages(config.num_blocks * config.tokens_per_block, block)
+    return replace(config, use_separate_draft_kv_cache=True, draft_num_blocks=blocks, draft_tokens_per_block=block)
 
 
 def _tighten(draw: Draw, config: Config, tight: Collection[str]) -> Config:
@@ -129,8 +151,10 @@ def _tighten(draw: Draw, config: Config, tight: Collection[str]) -> Config:
     extra, fed = config.num_extra_kv_tokens, config.tokens_per_gen_step(config.max_draft_len)
     prompt = max(1, config.least_history)
     if "pool" in tight:
-        start = pages(prompt + extra + fed, config)
-        config = replace(config, num_blocks=start + pick(draw, 4 * start))
+        for name, (_, size) in zip(("num_blocks", "draft_num_blocks"), config.pools):
+            start = pages(prompt + extra + fed, size)
+            tight_pool: dict[str, Any] = {name: start + pick(draw, 4 * start)}
+            config = replace(config, **tight_pool)
     if "tokens" in tight:
         config = replace(config, max_num_tokens=fed + pick(draw, 2 * fed + _SLACK))
     if "length" in tight:
@@ -171,8 +195,9 @@ def room_of(strategy: str, config: Config) -> Room:
     room = Room(Schedule(config), config.min_draft_len)
     if not room.takes_prompt:
         need = room.least_prompt + room.extra
+        least = [pages(need + room.width, size) for size in room.sizes]
+        blocks = " and ".join(f"{name} of {n}" for name, n in zip(("num_blocks", "draft_num_blocks"), least))
         raise UsageError(
-            f"{strategy}(): config holds no request; write num_blocks of {pages(need + room.width, config)} or more "
-            f"and max_seq_len of {need} or more"
+            f"{strategy}(): config holds no request; write {blocks} or more and max_seq_len of {need} or more"
         )
     return room
