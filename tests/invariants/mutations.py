@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from scenarios import Scenario, Trace
+from scenarios import Trace
 from tests.invariants.cases import (
     DFLASH,
     DRAFT_TARGET,
@@ -21,64 +20,14 @@ from tests.invariants.cases import (
     sparse,
     started_up,
 )
+from tests.invariants.mutating import Mutation
+from tests.invariants.mutating import at as _at
+from tests.invariants.mutating import bump as _bump
+from tests.invariants.mutating import put as _put
+from tests.invariants.mutating import set_to as _set
+from tests.invariants.mutating import swap as _swap
+from tests.invariants.mutating import whole as _whole
 from tests.invariants.synthetic import edit, edit_step
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A scenario, how its trace is falsified, and where the invariant must point."""
-
-    slug: str
-    scenario: Scenario
-    falsify: Callable[[Trace], Trace]
-    step: int
-    substep: str | None = None
-    field: str | None = None
-    run: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.slug}-{self.scenario.config.worker}-{self.step}-{self.substep}-{self.field}"
-
-
-def _at(
-    slug: str, scenario: Scenario, step: int, substep: str, field: str, change: Callable[[Any], Any], run: int = 0
-) -> Mutation:
-    """The mutation of one field, which the invariant must name."""
-    return Mutation(
-        slug, scenario, lambda trace: edit(trace, step, substep, field, change, run), step, substep, field, run
-    )
-
-
-def _set(slug: str, scenario: Scenario, step: int, substep: str, field: str, value: Any, run: int = 0) -> Mutation:
-    return _at(slug, scenario, step, substep, field, lambda _: value, run)
-
-
-def _whole(slug: str, scenario: Scenario, step: int, **changes: Any) -> Mutation:
-    """The mutation of a step as a whole."""
-    return Mutation(slug, scenario, lambda trace: edit_step(trace, step, **changes), step)
-
-
-def _bump(index: int, by: int = 1) -> Callable[[Any], Any]:
-    """One entry off by a little."""
-
-    def change(values: Any) -> Any:
-        values[index] += by
-        return values
-
-    return change
-
-
-def _swap(values: Any) -> Any:
-    """The first two rows exchanged."""
-    return [values[1], values[0], *values[2:]]
-
-
-def _put(key: Any, value: Any) -> Callable[[Any], Any]:
-    def change(values: Any) -> Any:
-        values[key] = value
-        return values
-
-    return change
 
 
 def _fails(trace: Trace) -> Trace:
