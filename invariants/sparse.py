@@ -117,12 +117,13 @@ def gen_kv_lens_in_every_column(step: StepCase, check: Check) -> None:
 def sparse_tables_name_owned_pages(step: StepCase, check: Check) -> None:
     """The tables of indexer and selection name each row's own pages, in order, for its whole length.
 
-    In a draft call over a cache of its own they are pages of the drafter's pool, of the size that it has there.
+    In a draft call over a cache of its own they are pages of the drafter's pool, of the size that it has there. After
+    the forward they are the target's again, and after a failure.
     """
     prepared = step.prepared
     if prepared is None or "kv_lens_cuda" not in prepared.seen:
         return
-    for moment in _forwards(step):
+    for moment in step.moments:
         pool = read_by(step.config, moment)
         source = pool.field("kv_cache_block_offsets")
         if source not in prepared.seen:

@@ -67,6 +67,7 @@ MANAGER_MUTATIONS = [
     at("sparse-tables-name-owned-pages", APART_SPARSE, 2, "draft[1]", "indexer_k_cache_block_offsets", lambda t: [
         pages[:-1] for pages in t
     ]),
+    at("sparse-tables-name-owned-pages", APART_SPARSE, 2, "restored", "block_table", swap),
     at("cache-layout-does-not-matter", APART, 2, "updated", "draft_kv", put(0, [0])),
     at("cache-layout-does-not-matter", MOVING, 2, "updated", "py_num_accepted_draft_tokens", put(0, 0)),
 ]  # fmt: skip

@@ -94,18 +94,16 @@ def _dress_sparse(taken: StepTrace, prepared: dict[str, Any], config: Config) ->
         return taken
     substeps = []
     for substep in taken.substeps:
-        if "slot_owners" in substep:
-            pool, tables = _tables(substep.name, prepared, config)
+        pool, tables = _tables(substep.name, prepared, config)
+        used = [pages[: pool.pages(kv)] for pages, kv in zip(tables, first["kv_lens_cuda"], strict=True)]
+        fields = dict(substep.fields)
+        if "slot_owners" in fields or substep.name in ("restored", "failed"):
+            fields |= {"block_table": used, "indexer_k_cache_block_offsets": used}
+        if "slot_owners" in fields:
             size = pool.tokens_per_block
-            used = [pages[: pool.pages(kv)] for pages, kv in zip(tables, first["kv_lens_cuda"], strict=True)]
-            places = [(tables[row][i // size], i % size) for row, i in substep["slot_owners"]]
-            physical = {
-                "slot_mapping_fp8": [page * size * 132 + offset * 128 for page, offset in places],
-                "block_table": used,
-                "indexer_k_cache_block_offsets": used,
-            }
-            substep = replace(substep, fields={**substep.fields, **physical})
-        substeps.append(substep)
+            places = [(tables[row][i // size], i % size) for row, i in fields["slot_owners"]]
+            fields["slot_mapping_fp8"] = [page * size * 132 + offset * 128 for page, offset in places]
+        substeps.append(replace(substep, fields=fields))
     return replace(taken, substeps=tuple(substeps))
 
 
