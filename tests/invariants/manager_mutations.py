@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scenarios import Trace
+from scenarios import Context, Generation, Request, Scenario, Step, Trace, check
 from tests.invariants.cases import EAGLE, failing, separate, served, sparse
 from tests.invariants.mutating import Mutation, at, bump, put, set_to, swap
 from tests.invariants.synthetic import edit
@@ -12,6 +12,17 @@ from tests.invariants.synthetic import edit
 MIXED = served(EAGLE)
 APART, APART_FAILING, APART_SPARSE = separate(MIXED), separate(failing(EAGLE)), separate(sparse(MIXED))
 MOVING = separate(MIXED, kv_cache_manager="V2", host_offload=True)
+# Pages 3, 4 and 5 are those of request 1, which is not in the second batch.
+ABSENT = check(
+    Scenario(
+        config=MIXED.config,
+        requests=(Request(id=0, prompt_len=5), Request(id=1, prompt_len=5)),
+        steps=(
+            Step(draft_len=3, contexts=(Context(request=0, chunk=5), Context(request=1, chunk=5))),
+            Step(draft_len=3, generations=(Generation(request=0),)),
+        ),
+    )
+)
 TABLE, DRAFT_TABLE = "kv_cache_block_offsets", "draft_kv_cache_block_offsets"
 
 
@@ -61,6 +72,7 @@ MANAGER_MUTATIONS = [
     at("tables-name-owned-pages", APART, 1, "prepared", DRAFT_TABLE, lambda t: [t[0][:-1], t[1]]),
     at("tables-name-owned-pages", MOVING, 2, "prepared", "draft_block_ids_per_seq", swap),
     at("tables-name-owned-pages", MOVING, 2, "prepared", DRAFT_TABLE, lambda t: [t[0], t[0]]),
+    at("tables-name-owned-pages", ABSENT, 1, "prepared", TABLE, lambda t: [[*t[0][:-1], 3]]),
     # 16 tokens: room for them in the pages of the target, not in those of the drafter.
     at("kv-lens-within-pages", APART, 1, "draft[2]", "kv_lens_cuda", put(1, 16)),
     at("sparse-tables-name-owned-pages", APART_SPARSE, 2, "draft[1]", "block_table", swap),
