@@ -44,17 +44,13 @@ def another_manager(patch: Patch) -> None:
 )
 def skipped_for_the_drafter(patch: Patch) -> None:
     from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
-    from engines.portable.attention.backends.trtllm import DRAFT_LAYER
 
     store = DSATrtllmAttention._store
 
-    def _store(self: Any, layer: int, attn_metadata: Any, *args: Any) -> None:
-        if layer != DRAFT_LAYER:
-            store(self, layer, attn_metadata, *args)
-            return
-        keys = attn_metadata.kv_cache_manager.get_indexer_k_cache_buffers(layer)
-        before = keys.clone()
-        store(self, layer, attn_metadata, *args)
-        keys.copy_(before)
+    def _store(self: Any, cache: Any, keys: Any, *args: Any) -> None:
+        before = keys.pool.clone()
+        store(self, cache, keys, *args)
+        if cache is not self.tracer.target_cache:
+            keys.pool.copy_(before)
 
     patch(DSATrtllmAttention, "_store", _store)

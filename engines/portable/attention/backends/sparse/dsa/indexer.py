@@ -69,14 +69,15 @@ def transform_local_topk_and_prepare_pool_view(topk_indices: Tensor, metadata: D
     parts = []
     if contexts:
         ctx = metadata._cached_block_table_ctx, metadata._cached_req_idx_ctx
-        parts.append(_to_global(topk_indices[:contexts], *ctx, size))
+        parts.append(to_global(topk_indices[:contexts], *ctx, size))
     if metadata.num_generations:
         gen = metadata._cached_block_table_gen, metadata._cached_req_idx_gen
-        parts.append(_to_global(topk_indices[contexts:], *gen, size))
+        parts.append(to_global(topk_indices[contexts:], *gen, size))
     return torch.cat(parts)
 
 
-def _to_global(indices: Tensor, block_table: Tensor, req_idx: Tensor, tokens_per_block: int) -> Tensor:
+def to_global(indices: Tensor, block_table: Tensor, req_idx: Tensor, tokens_per_block: int) -> Tensor:
+    """Slots of the pool that ``indices`` into sequences stand for, by a table of pages and each token's row in it."""
     columns = block_table.shape[1]
     inside = indices.clamp(0, columns * tokens_per_block - 1)
     pages = torch.take(block_table, req_idx.unsqueeze(1) * columns + inside // tokens_per_block)

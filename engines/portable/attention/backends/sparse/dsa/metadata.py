@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
-from engines.portable._utils import maybe_pin_memory
+from engines.portable._utils import is_current_stream_capturing, maybe_pin_memory
 from engines.portable.attention.backends.sparse.dsa.indexer import Indexer, slots_of
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 
 if TYPE_CHECKING:
     from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
+
+
+_CACHE_FIELDS: Final = (
+    "slot_mapping_fp8",
+    "slot_mapping_scale",
+    "indexer_k_cache_block_offsets",
+    "block_table",
+    "host_indexer_k_cache_block_offsets",
+)
+"""What is said of one KV cache beside its block offsets."""
 
 
 def build_req_idx_per_token(seq_lens: Tensor, num_tokens: int) -> Tensor:
@@ -36,10 +46,13 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
     gen_kv_indptr, gen_cached_token_indptr  int64 [rows + 1], device: running totals over the generations
     kv_lens_cuda_2d                int32 [rows, 1 + max_draft_tokens], device: KV length of each generation
     max_gen_seq_len                host: longest query of a generation, 0 without generations
+    draft_slot_mapping_fp8, ...    the same of slots and tables for a separate draft KV cache; written when it is
+        referred to
     host_req_idx_per_token, host_indexer_k_cache_block_offsets  what the last ``prepare`` uploaded
     """
 
     kv_cache_manager: DSACacheManager = None  # type: ignore[assignment]
+    draft_kv_cache_manager: DSACacheManager | None = None
     max_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -55,6 +68,13 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         self.kv_lens_cuda_2d = self._device_buffer(rows, 1 + self.max_draft_tokens)
         self.max_gen_seq_len = 0
         self._tokens = torch.arange(tokens, device=self.device)
+        if self.draft_kv_cache_manager is not None:
+            draft_pages = self.draft_kv_cache_manager.max_blocks_per_seq
+            self.draft_slot_mapping_fp8 = self._device_buffer(tokens).long()
+            self.draft_slot_mapping_scale = self._device_buffer(tokens).long()
+            self.draft_indexer_k_cache_block_offsets = self._device_buffer(rows, draft_pages)
+            self.draft_block_table = self._device_buffer(rows, draft_pages)
+            self.draft_host_indexer_k_cache_block_offsets = self._host_buffer(rows, draft_pages)
         self._pool_cache_valid = False
 
     def prepare(self) -> None:
@@ -108,6 +128,25 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         super().update_for_spec_dec()
         self.max_gen_seq_len = 1
         self.on_update_kv_lens()
+
+    def restore_after_draft_forward(self, saved: dict[str, Any]) -> None:
+        """Refer to what ``prepare_for_draft_forward`` returned."""
+        super().restore_after_draft_forward(saved)
+        self._invalidate_pool_view_cache()
+
+    def _fields_with_draft_twins(self) -> tuple[str, ...]:
+        return (*super()._fields_with_draft_twins(), *_CACHE_FIELDS)
+
+    def _refer_to_draft_twins(self) -> None:
+        """Also write them, tables and slots: all but in a graph, whose runner does it before each replay.
+
+        The slots are those of the target's layout, by host lengths; a drafter that feeds other rows tells the hooks.
+        """
+        super()._refer_to_draft_twins()
+        self._invalidate_pool_view_cache()
+        if not is_current_stream_capturing():
+            self.prepare_for_indexer_k_cache()
+            Indexer.recompute_slot_mappings(self)
 
     def _update_req_idx_per_token(self) -> None:
         """Row of each token by the device's lengths."""
