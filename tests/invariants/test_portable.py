@@ -22,6 +22,7 @@ from tests.invariants.cases import (
     PARD,
     SA,
     failing,
+    separate,
     served,
     sparse,
     started_up,
@@ -33,7 +34,10 @@ from engines.portable import PortableEngine
 
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
-CASES = [*DENSE, *(sparse(scenario) for scenario in DENSE[:2])]
+SPARSE = [sparse(scenario) for scenario in DENSE[:2]]
+APART = [separate(SPARSE[1]), separate(failing(EAGLE)), separate(served(MTP))]
+MOVING = separate(served(PARD), kv_cache_manager="V2", host_offload=True)
+CASES = [*DENSE, *SPARSE, *APART, MOVING]
 ENGINE = PortableEngine()
 
 
