@@ -47,8 +47,9 @@ class KVCacheManager:
         )
         self._layers = self.kv_cache_pools.unbind()
         self.layer_offsets = {first_layer + i: i for i in range(num_layers)}
-        # The page freed last is granted first, so that what it still holds is soon somebody else's.
-        self._free_blocks = list(range(num_blocks))[::-1]
+        # The page freed last is granted first, so that what it still holds is soon somebody else's. The managers of
+        # target and drafter begin at opposite ends, so that a page of one is hardly ever the same request's in both.
+        self._free_blocks = list(range(num_blocks))[:: 1 if first_layer else -1]
         self._offloading = HostOffload(num_blocks) if host_offload else None
         self._block_ids: dict[int, list[int]] = {}
         self._num_tokens: dict[int, int] = {}
