@@ -39,7 +39,8 @@ class Engine(Protocol):
     """A system under test.
 
     ``name`` is "portable" or "tensorrt_llm"; ``device`` as in ``Trace.device``; ``backends`` are the attention
-    backends that it can drive, keys of ``scenarios.BACKENDS``.
+    backends that it can drive, keys of ``scenarios.BACKENDS``. One that has ``plain_caches`` set refuses separate
+    draft KV caches, ``kv_cache_manager`` other than V1 and ``host_offload``; searches then draw none of them.
     """
 
     name: str

@@ -30,7 +30,7 @@ from fuzz.shrink import shrink
 from fuzz.unit import Unit
 from invariants import Relation, Verdict, all_invariants, verify
 from scenarios import Finding, Scenario, Trace, UsageError
-from strategies import faulted_scenarios, scenarios
+from strategies import configs, faulted_scenarios, scenarios
 
 BATCH: Final = 100
 """Most cases of a batch: how often a campaign hears of its progress."""
@@ -133,14 +133,19 @@ class Search:
         """Scenarios, clean or with a fault."""
         unit = self.unit
         most = MAX_DRAFT_LEN if unit.max_draft_len is None else unit.max_draft_len
-        workers, backends = (unit.worker,), self.engine.backends
-        kinds = [scenarios(workers=workers, backends=backends, max_draft_len=most, max_steps=MAX_STEPS)]
+        config = configs(
+            workers=(unit.worker,),
+            backends=self.engine.backends,
+            max_draft_len=most,
+            plain_caches=getattr(self.engine, "plain_caches", False),
+        )
+        kinds = [scenarios(config=config, max_steps=MAX_STEPS)]
         if unit.faults:
 
             def record(scenario: Scenario) -> Mapping[str, int]:
                 return self._record(batch, scenario)
 
-            kinds.append(faulted_scenarios(record=record, workers=workers, backends=backends, max_draft_len=most))
+            kinds.append(faulted_scenarios(record=record, config=config))
         return st.one_of(kinds)
 
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:

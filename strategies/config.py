@@ -64,6 +64,7 @@ def configs(
     backends: Collection[str] = DENSE,
     max_draft_len: int = 7,
     max_batch: int = 8,
+    plain_caches: bool = False,
 ) -> st.SearchStrategy[Config]:
     """Configurations that can serve at least one request.
 
@@ -73,6 +74,7 @@ def configs(
     backends       attention backends, keys of ``BACKENDS``, by default the dense one
     max_draft_len  largest ``Config.max_draft_len``, at most 31; drawn is this one, or one of 1, 2, 3, 4, 7 below it
     max_batch      largest ``Config.max_num_requests``, at most 256
+    plain_caches   whether target and drafter always share one KV cache of version V1, whose pages stay in place
 
     Pages of 1 to 8 tokens; in four of ten, where the worker allows it, the drafter's cache has a manager and pages of
     its own. In seven of ten, one or more of the pools, ``max_num_tokens`` and ``max_seq_len`` are so small
@@ -85,7 +87,7 @@ def configs(
     in_range("configs", "max_batch", max_batch, 1, MANY)
     draft_lens = tuple(dict.fromkeys((*(k for k in _DRAFT_LENS if k < max_draft_len), max_draft_len)))
     rows = (max_batch, *(n for n in _ROWS if n < max_batch), max_batch)
-    return _configs(names, known_backends, draft_lens, rows)
+    return _configs(names, known_backends, draft_lens, rows, _CACHES[:1] if plain_caches else _CACHES)
 
 
 def _names(argument: str, names: Collection[str], known: Collection[str]) -> tuple[str, ...]:
@@ -105,13 +107,14 @@ def _configs(
     backends: tuple[str, ...],
     draft_lens: tuple[int, ...],
     rows: tuple[int, ...],
+    caches: tuple[tuple[bool, str, bool], ...],
 ) -> Config:
     worker = choose(draw, workers)
     backend = choose(draw, backends if WORKERS[worker].sparse else [b for b in backends if b in DENSE])
     draft_len, block, max_rows = choose(draw, draft_lens), choose(draw, _BLOCKS), choose(draw, rows)
     runs, budget, seed = digits(draw, (len(_RUNS), len(_BUDGETS), _SEEDS))
     tight = choose(draw, _TIGHT)
-    separate, manager, offload = choose(draw, _CACHES)
+    separate, manager, offload = choose(draw, caches)
     topk, nodes = 0, 0
     if WORKERS[worker].tree:
         draft_len = min(draft_len, _MAX_DEPTH)

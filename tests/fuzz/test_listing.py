@@ -21,7 +21,7 @@ UPSTREAM = {
         "SASpecMetadata",
     },
     "per request": {"MTPHiddenStatesManager", "SuffixAutomatonManager", "SpecTreeManager"},
-    "KV cache": {"KVCacheManager", "DSACacheManager"},
+    "KV cache": {"KVCacheManager", "KVCacheManagerV2", "DSACacheManager", "DSACacheManagerV2"},
 }
 """By upstream's names. Not here yet: FlashInfer, vanilla and DeepSeek-V4 attention, the second KV-cache manager."""
 OWN = {"SpecResourceManager", "SeqSlotManager"}
