@@ -67,6 +67,9 @@ def not_restored_after_a_failure(patch: Patch) -> None:
 
     @contextmanager
     def draft_kv_cache_context(attn_metadata: Any) -> Any:
+        if attn_metadata.draft_kv_cache_manager is None:
+            yield
+            return
         saved = attn_metadata.prepare_for_draft_forward()
         yield
         attn_metadata.restore_after_draft_forward(saved)

@@ -210,7 +210,10 @@ class PortableSession:
         attn, manager = self._executor.model_engine.attn_metadata, self._executor.draft_kv_cache_manager
         if manager is None:
             return []
+        # Called by prepare too, and halfway through a swap.
+        tables = "prepare_for_indexer_k_cache"
         return [
+            *([Seam(f"attn_metadata.{tables}", attn, tables, SiteClass.LAUNCH)] if hasattr(attn, tables) else []),
             Seam("draft_kv_cache_manager.prepare_resources", manager, "prepare_resources", SiteClass.ALLOC),
             Seam("attn_metadata.prepare_for_draft_forward", attn, "prepare_for_draft_forward", SiteClass.HOOK),
             Seam("attn_metadata.restore_after_draft_forward", attn, "restore_after_draft_forward", SiteClass.RESTORE),

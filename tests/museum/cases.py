@@ -354,7 +354,7 @@ def sparse_graph(worker: str) -> Scenario:
 
 def swap_fails(worker: str) -> Scenario:
     """On a sparse backend the tables of a drafter's own cache cannot be written when a request generates."""
-    fault = Fault(site="torch.where", occurrence=3, kind=FaultKind.ERROR)
+    fault = Fault(site="attn_metadata.prepare_for_indexer_k_cache", occurrence=2, kind=FaultKind.ERROR)
     return _scenario(
         worker,
         Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
