@@ -237,6 +237,11 @@ def test_a_variant_of_acceptance_is_refused_and_not_drawn(engine, variant):
     assert not hasattr(engine(), "variants")
 
 
+def test_caches_that_it_has_not_are_refused(engine):
+    with pytest.raises(UsageError, match="config.host_offload: .* one plain KV cache; leave it out"):
+        engine().open(Config(worker="MTPEagleWorker", max_draft_len=1, host_offload=True))
+
+
 def test_an_attention_backend_of_which_upstream_has_no_python_is_refused(engine):
     with pytest.raises(UsageError, match="config.attention_backend: .* write 'TRTLLM'"):
         engine().open(Config(worker="MTPEagleWorker", max_draft_len=1, attention_backend="DSA"))
