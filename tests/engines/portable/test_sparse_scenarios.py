@@ -23,6 +23,9 @@ from tests.engines.portable.scripts import (
 )
 from tests.engines.portable.support import LINEAR, SPARSE
 
+TABLES = ("block_table", "indexer_k_cache_block_offsets", "block_table_expanded")
+"""Fields that name pages."""
+
 
 def sparse(case: Scenario, topk: int, **options: int) -> Scenario:
     """The same scenario on the DSA backend."""
@@ -71,7 +74,7 @@ def test_replays_equal_eager_steps(worker: str) -> None:
     for replayed, run_by_python in zip(graph[1:], by_python, strict=True):
         for name in ("entered", "restored", "updated"):
             mine, other = dict(replayed.find(name).fields), dict(run_by_python.find(name).fields)  # type: ignore[union-attr]
-            for field in ("identity", "kv_blocks", "slot_mapping_fp8", "block_table", "indexer_k_cache_block_offsets"):
+            for field in ("identity", "kv_blocks", "slot_mapping_fp8", "shared_with_eager", *TABLES):
                 mine.pop(field, None), other.pop(field, None)
             assert mine == other
 
