@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engines.portable import cache_observation
 from engines.portable._utils import is_current_stream_capturing
-from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.cache_observation import CacheObserver
 from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
@@ -221,9 +221,11 @@ class Observer:
     def _enter(self) -> None:
         self._run += 1
         self._drafts = 0
-        shared = {"shared_with_eager": self._shared_with_eager()} if self._attn_metadata.is_cuda_graph else {}
-        fields = {**self._forward_metadata(), **self._context_lengths(), **self._chain_fields(), **shared}
-        self._add(ENTERED, {**fields, **self._counter()})
+        fields = {**self._forward_metadata(), **self._context_lengths(), **self._chain_fields(), **self._counter()}
+        # Upstream's copies share what they save in, which a leak alone turns into a fault.
+        if self._attn_metadata.is_cuda_graph and isinstance(self._attn_metadata, AttentionMetadata):
+            fields["shared_with_eager"] = self._shared_with_eager()
+        self._add(ENTERED, fields)
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
         fields = {**self._metadata(self._attn_metadata), **self._context_lengths(), **self._tree_fields()}
@@ -247,7 +249,7 @@ class Observer:
             fields.update(self._sparse.host_fields(attn))
             if not self._cuda_capture():
                 fields.update(self._sparse.device_fields(attn))
-                fields.update(self._sparse.expanded_fields(attn, with_pages=of_target or attn.reads_expanded_rows))
+                fields.update(self._sparse.expanded_fields(attn, of_target=of_target))
         return fields | self._tree_fields()
 
     def _tables(self) -> Fields:
@@ -269,10 +271,11 @@ class Observer:
         return self._tree.device_fields(self._attn_metadata)
 
     def _chain_fields(self) -> Fields:
-        """What the kernels are told of drafts that are chains, by the metadata of this engine."""
+        """What the kernels are told of drafts that are chains."""
         attn = self._attn_metadata
         drafts = self._tree is None and attn.num_generations > 0 and self._spec_metadata.runtime_draft_len > 0
-        if not drafts or not isinstance(attn, TrtllmAttentionMetadata) or self._cuda_capture():
+        # Of this engine's metadata alone: what upstream's has in its place is not looked into.
+        if not drafts or not isinstance(attn, AttentionMetadata) or self._cuda_capture():
             return {}
         return linear_fields(attn)
 

@@ -89,13 +89,13 @@ class SparseObserver:
             return {}
         return {"fullkv_owners": self._owners_of_data(attn, attn.slot_mapping_fp8_fullkv)}
 
-    def expanded_fields(self, attn: Any, *, with_pages: bool) -> dict[str, Any]:
-        """What is repeated for each row of a generation, where it is."""
+    def expanded_fields(self, attn: Any, *, of_target: bool) -> dict[str, Any]:
+        """What is repeated for each row of a generation, where it is; pages where a drafter reads them so too."""
         count, width = attn.num_generations, 1 + attn.max_draft_tokens
         if not _is_portable(attn) or not attn.expands_generations:
             return {}
         fields = {"kv_lens_expanded_cuda": attn.kv_lens_expanded_cuda[: count * width].tolist()}
-        if with_pages:
+        if of_target or attn.reads_expanded_rows:
             pages = self._pages[self._referred(attn)]
             used = [n for n in pages[attn.num_contexts :] for _ in range(width)]
             table = attn.block_table_expanded[: count * width].tolist()

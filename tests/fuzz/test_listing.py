@@ -10,7 +10,13 @@ from fuzz import listing
 from scenarios import BACKENDS, UsageError
 
 UPSTREAM = {
-    "attention": {"AttentionMetadata", "TrtllmAttentionMetadata", "DSAtrtllmAttentionMetadata"},
+    "attention": {
+        "AttentionMetadata",
+        "TrtllmAttentionMetadata",
+        "DSAtrtllmAttentionMetadata",
+        "FlashInferAttentionMetadata",
+        "VanillaAttentionMetadata",
+    },
     "speculation": {
         "SpecMetadata",
         "Eagle3OneModelSpecMetadata",
@@ -23,7 +29,7 @@ UPSTREAM = {
     "per request": {"Eagle3ResourceManager", "MTPHiddenStatesManager", "SuffixAutomatonManager", "SpecTreeManager"},
     "KV cache": {"KVCacheManager", "KVCacheManagerV2", "DSACacheManager", "DSACacheManagerV2"},
 }
-"""By upstream's names. Not here yet: FlashInfer, vanilla and DeepSeek-V4 attention."""
+"""By upstream's names. Not here yet: DeepSeek-V4 attention."""
 OWN = {"CapturingSpecMetadata", "SpecResourceManager", "SeqSlotManager"}
 """What upstream has under other names, or inside a worker."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from scenarios import Context, Generation, Request, Scenario, Step, Trace, check
-from tests.invariants.cases import EAGLE, failing, separate, served, sparse
+from tests.invariants.cases import EAGLE, failing, separate, served, sparse, started_up
 from tests.invariants.mutation import Mutation, at, bump, put, set_to, swap
 from tests.invariants.synthetic import edit
 
 MIXED = served(EAGLE)
 APART, APART_FAILING, APART_SPARSE = separate(MIXED), separate(failing(EAGLE)), separate(sparse(MIXED))
+APART_STARTED = separate(started_up(EAGLE))
 MOVING = separate(MIXED, kv_cache_manager="V2", host_offload=True)
 # Pages 3, 4 and 5 are those of request 1, which is not in the second batch.
 ABSENT = check(
@@ -80,6 +81,7 @@ MANAGER_MUTATIONS = [
         pages[:-1] for pages in t
     ]),
     at("sparse-tables-name-owned-pages", APART_SPARSE, 2, "restored", "block_table", swap),
+    set_to("graph-copies-share-no-state", APART_STARTED, 3, "entered", "shared_with_eager", ["kv_cache_manager"]),
     # Pages of the target, for rows of the draft call that read them one by one, and keys of contexts found nowhere.
     at("expanded-rows-follow-their-generation", APART_SPARSE, 2, "draft[0]", "block_table_expanded", lambda t: t[::-1]),
     at("context-windows-end-at-their-token", APART_SPARSE, 0, "draft[0]", "fullkv_owners", put(0, [-1, -1])),

@@ -175,7 +175,7 @@ def _dress_step(
         name = substep.name
         if "_seq_lens" in fields:
             if name == "entered" and graph:
-                fields["shared_with_eager"] = ["device", "kv_cache_manager"]
+                fields["shared_with_eager"] = ["device", *(pool.field("kv_cache_manager") for pool in pools(config))]
             fields["identity"] = {**objects, **{f: f"clone of {f}" for f in fields["_saved_tensors"]}}
         if name == "prepared":
             fields |= prepared

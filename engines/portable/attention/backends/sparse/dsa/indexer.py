@@ -86,10 +86,9 @@ class Indexer:
         A context's token is told its window. A generation is told its length, of which its rows are the end.
         """
         tokens = metadata.num_ctx_tokens
-        windows = metadata.cu_seqlen_ke[:tokens] - metadata.cu_seqlen_ks[:tokens] - 1
         sequence = rows.sequence[tokens:]
         told = metadata.indexer_kv_lens() - metadata.kv_lens_cuda.index_select(0, sequence)
-        return torch.cat([windows.long(), rows.index[tokens:] + told])
+        return torch.cat([metadata.indexer_context_lens().long() - 1, rows.index[tokens:] + told])
 
 
 def _upload(buffer: Tensor, values: Tensor, metadata: DSAtrtllmAttentionMetadata) -> None:

@@ -296,6 +296,11 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         """Whether the generations of this forward are read from what is repeated for each of their rows."""
         return self._expanded_rows() > 0
 
+    def indexer_context_lens(self) -> Tensor:
+        """Keys that the kernel may select from for each token of the contexts: int32 [num_ctx_tokens]."""
+        tokens = self.num_ctx_tokens
+        return self.cu_seqlen_ke[:tokens] - self.cu_seqlen_ks[:tokens]
+
     def indexer_kv_lens(self) -> Tensor:
         """Keys that the kernel is told of each row of the generations: int32 [num_tokens - num_ctx_tokens]."""
         generations, rows = self.num_generations, self._expanded_rows()
