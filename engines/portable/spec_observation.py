@@ -42,13 +42,19 @@ def force_accept_counter(worker: Any) -> dict[str, int | None]:
     return {"force_accept_counter": None if counter is None else int(counter)}
 
 
-def spec_slots(manager: Any) -> dict[str, dict[int, int]]:
-    """Who holds which slot of what the worker keeps; nothing for a worker that keeps nothing in slots."""
-    slots = getattr(manager, "slot_manager", None)
-    if isinstance(manager, SuffixAutomatonManager) and not manager.with_contexts:
-        # The worker itself keeps nothing: ``sa_requests`` says who owns an automaton.
-        return {}
-    return {"spec_slots": slots.taken()} if isinstance(slots, SlotManager) else {}
+def slot_fields(manager: Any) -> dict[str, Any]:
+    """Who holds which slot of what the worker keeps, and who owns an automaton; nothing where there are no slots.
+
+    Owners of automata are ids of requests, -1 for a dummy. Automata beside a draft model are no slots of the worker.
+    """
+    fields: dict[str, Any] = {}
+    slots, automata = getattr(manager, "slot_manager", None), sa_manager_of(manager)
+    if isinstance(slots, SlotManager) and (automata is not manager or automata.with_contexts):
+        fields["spec_slots"] = slots.taken()
+    if automata is not None:
+        owners = automata.slot_manager.taken()
+        fields["sa_requests"] = sorted(request if request < _IDS else -1 for request in owners)
+    return fields
 
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:
@@ -58,15 +64,6 @@ def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) 
     if isinstance(manager, MTPHiddenStatesManager):
         fields.update(_mtp_fields(manager, requests))
     return fields
-
-
-def sa_requests(manager: SpecResourceManager | None) -> dict[str, list[int]]:
-    """Who owns an automaton, whoever is active: ids of requests, -1 for a dummy."""
-    automata = sa_manager_of(manager)
-    if automata is None:
-        return {}
-    owners = automata.slot_manager.taken()
-    return {"sa_requests": sorted(request if request < _IDS else -1 for request in owners)}
 
 
 def enhancer_buffers(worker: Any) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step, check
 
@@ -45,6 +46,13 @@ def enhanced(scenario: Scenario) -> Scenario:
         for index, step in enumerate(scenario.steps)
     ]
     return check(replace(scenario, config=replace(scenario.config, sa_threshold=2), steps=tuple(steps)))
+
+
+def separate(scenario: Scenario, **changes: Any) -> Scenario:
+    """The same scenario with smaller pages for the drafter alone."""
+    pages = {"draft_num_blocks": 60, "draft_tokens_per_block": 3}
+    config = replace(scenario.config, use_separate_draft_kv_cache=True, **pages, **changes)
+    return check(replace(scenario, config=config))
 
 
 def served(worker: str) -> Scenario:

@@ -24,6 +24,7 @@ from tests.invariants.cases import (
     enhanced,
     failing,
     forced,
+    separate,
     served,
     sparse,
     started_up,
@@ -35,9 +36,11 @@ from engines.portable import PortableEngine
 
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
-ENHANCED = [enhanced(scenario) for scenario in (*DENSE[:3], served(MTP))]
-CASES = [*DENSE, forced(EAGLE), *(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
-CASES += ENHANCED
+SPARSE = [*(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
+APART = [separate(SPARSE[1]), separate(SPARSE[2]), separate(failing(EAGLE)), separate(served(MTP))]
+MOVING = separate(served(PARD), kv_cache_manager="V2", host_offload=True)
+ENHANCED = [enhanced(scenario) for scenario in (*DENSE[1:3], served(MTP))]
+CASES = [*DENSE, forced(EAGLE), *SPARSE, *APART, MOVING, *ENHANCED]
 ENGINE = PortableEngine()
 
 

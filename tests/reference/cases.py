@@ -36,6 +36,8 @@ ENHANCED = [worker for worker in ALL if WORKERS[worker].sa_enhancer]
 """Workers that may have a suffix automaton beside their model."""
 SPARSE = [worker for worker in ALL if WORKERS[worker].sparse]
 """Workers that run on a sparse backend."""
+SEPARATE = [worker for worker, of in WORKERS.items() if of.separate_draft_kv_cache]
+"""Workers whose drafter may have a KV cache of its own."""
 
 
 def configuration(worker: str, max_draft_len: int, index_topk: int = 0, **sizes: int) -> Config:
