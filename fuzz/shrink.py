@@ -161,6 +161,9 @@ def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
     yield replace(scenario, config=replace(scenario.config, **defaults))
     for name, default in defaults.items():
         yield replace(scenario, config=replace(scenario.config, **{name: default}))
+    # None of these can go alone.
+    shared = replace(scenario.config, use_separate_draft_kv_cache=False, draft_num_blocks=0, draft_tokens_per_block=0)
+    yield replace(scenario, config=shared)
     for threshold in _below(scenario.config.sa_threshold, 1):
         yield replace(scenario, config=replace(scenario.config, sa_threshold=threshold))
     whole = float(int(scenario.config.force_num_accepted_tokens))
