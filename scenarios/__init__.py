@@ -13,12 +13,14 @@ from scenarios.model import (
     Fault,
     FaultKind,
     Generation,
+    Peer,
     Phase,
     Request,
     Scenario,
     Step,
     WorkerTraits,
 )
+from scenarios.ranks import batches, padding
 from scenarios.schedule import RequestState, RowPlan, Schedule, check, walk
 from scenarios.trace import FIELDS, StepTrace, Substep, Trace
 
@@ -34,6 +36,7 @@ __all__ = [
     "FaultKind",
     "Finding",
     "Generation",
+    "Peer",
     "Phase",
     "Request",
     "RequestState",
@@ -48,6 +51,7 @@ __all__ = [
     "UsageError",
     "Violation",
     "WorkerTraits",
+    "batches",
     "check",
     "closest",
     "dumps",
@@ -55,6 +59,7 @@ __all__ = [
     "finding_loads",
     "finding_to_json",
     "loads",
+    "padding",
     "scenario_from_json",
     "scenario_to_json",
     "walk",

@@ -179,6 +179,8 @@ class Config:
     index_topk        positions that a sparse backend selects per row, at least 1; 0 for a dense one
     dynamic_tree_max_topK   candidates per node of a draft tree, at least 2; 0 without a tree
     max_total_draft_tokens  nodes of a draft tree, the root not counted; 0 without a tree
+    attention_dp_size ranks of attention data parallelism, each with requests of its own
+    attention_dp_rank which of them this engine is
     """
 
     worker: str
@@ -195,6 +197,8 @@ class Config:
     index_topk: int = 0
     dynamic_tree_max_topK: int = 0
     max_total_draft_tokens: int = 0
+    attention_dp_size: int = 1
+    attention_dp_rank: int = 0
 
     @property
     def traits(self) -> WorkerTraits:
@@ -263,7 +267,7 @@ class Generation:
     ``agree`` as for a context, for the drafts made in *this* step; so the next step of the request accepts
     1 + min(agree, drafts it verifies) tokens. A dummy (``request`` None) has ``past`` cached tokens, and its
     drafts are such that the target accepts ``accept`` tokens (1..draft_len+1); both are left at their
-    defaults for a real request.
+    defaults for a real request. A served step has dummies only as ``ranks.padding`` says.
     """
 
     request: int | None
@@ -285,12 +289,21 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What another rank has in a step: the chunks of its contexts, and how many generations; nothing when idle."""
+
+    contexts: tuple[int, ...] = ()
+    generations: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One iteration of the executor: contexts first, then generations, in this order.
 
     draft_len   runtime draft length K of the step: drafts verified per generation and drafts made
     finish      requests that end after the step
     fault       what fails in it
+    peers       the batches of the other ranks, in rank order; empty in start-up, where all ranks run the same
     """
 
     phase: Phase = Phase.EAGER
@@ -299,6 +312,7 @@ class Step:
     generations: tuple[Generation, ...] = ()
     finish: tuple[int, ...] = ()
     fault: Fault | None = None
+    peers: tuple[Peer, ...] = ()
 
     @property
     def rows(self) -> tuple[Context | Generation, ...]:

@@ -22,6 +22,7 @@ from scenarios.model import (
     Scenario,
     Step,
 )
+from scenarios.ranks import check_ranks, check_ranks_config
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ _LIMITS = {
     "index_topk": (0, 4096),
     "dynamic_tree_max_topK": (0, 16),
     "max_total_draft_tokens": (0, 255),
+    "attention_dp_size": (1, 64),
+    "attention_dp_rank": (0, 63),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -122,6 +125,7 @@ def check_config(config: Config) -> None:
         if value > high:
             raise ScenarioError(f"config.{name}", f"{value} is too large", f"write at most {high}")
     _check_tree(config)
+    check_ranks_config(config)
 
 
 def most_nodes(depth: int, topk: int) -> int:
@@ -246,6 +250,7 @@ class Schedule:
             )
         rows = [self._plan_context(step, c, f"{field}.contexts[{i}]") for i, c in enumerate(step.contexts)]
         rows += [self._plan_generation(step, g, f"{field}.generations[{i}]") for i, g in enumerate(step.generations)]
+        check_ranks(config, step, field)
         self._check_batch(step, rows, field)
         self._check_graph(step, field)
         self._check_finish(step, field)
@@ -351,7 +356,7 @@ class Schedule:
             "write how many of the drafts made for this row agree with the target",
         )
         if row.request is None:
-            self._check_dummy(step, field)
+            self._check_dummy(step, field, may_pad=True)
             least, most = self.config.least_history, 1 if config.traits.tree else k + 1
             _require(row.past >= least, f"{field}.past", f"{row.past} is too small", f"write {least} or more")
             _require(
@@ -397,9 +402,10 @@ class Schedule:
         )
         return state
 
-    def _check_dummy(self, step: Step, field: str) -> None:
+    def _check_dummy(self, step: Step, field: str, *, may_pad: bool = False) -> None:
+        """Served steps hold dummies only where they keep several ranks in step."""
         _require(
-            step.phase.is_startup,
+            step.phase.is_startup or (may_pad and self.config.attention_dp_size > 1),
             f"{field}.request",
             f"is null in a step of phase {step.phase.value}, and only warmup and capture steps hold dummies",
             "name a request",

@@ -66,6 +66,12 @@ FIELDS: Final[dict[str, str]] = {
     "draft_tokens": "device int32 [G * (tokens_per_gen_step - 1)]: drafts to verify, flat",
     "runtime_draft_len": "host int",
     "runtime_tokens_per_gen_step": "host int",
+    # Attention data parallelism, of the speculative metadata at prepared; None or absent with a single rank.
+    "spec_num_tokens": "host int: tokens that the rank announces for the first draft call",
+    "spec_all_rank_num_tokens": "host list of int: the same of every rank",
+    "all_rank_num_seqs": "host list of int: sequences of every rank",
+    "all_rank_num_gens": "host list of int: generations of every rank",
+    "subseq_all_rank_num_tokens": "host list of int: tokens per rank in later draft calls; Eagle3, MTP-Eagle, trees",
     # Inputs of the forward that is about to run: prepared (target), draft[i] (draft model).
     "input_ids": "device int32 [rows]",
     "position_ids": "device int32 [rows]",
@@ -115,6 +121,7 @@ FIELDS: Final[dict[str, str]] = {
     "draft_context": "request -> [position, value] of each column of the drafter's own context (DFlash, DSpark)",
     "automaton": "request -> text that its suffix automaton holds (SA)",
     "draft_tree": "request -> per draft node of its last step its parent, -1 for the root; [] without a tree",
+    "collectives": "[name, count of each rank] of what all ranks did together in this step, in order; several ranks",
     # failed.
     "exception": "class name of the exception",
     "message": "its text",
