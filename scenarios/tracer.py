@@ -89,8 +89,8 @@ digests of the tokens ``0..n+1`` and ``0..n``, the choices above stay as they ar
 
 Experts: with attention data parallelism the rows of target, MTP-Eagle and DraftTarget also go through experts that all
 ranks share. Their rows are gathered and each rank takes its own back, unchanged. It happens in as many rounds as the
-largest count has times ``MOE_MAX_NUM_TOKENS``, started ones included; of ``n`` rows round ``c`` of ``r`` takes ``n // r``
-of them, and one more if ``c < n % r``.
+largest count has times ``MOE_MAX_NUM_TOKENS``, started ones included; of ``n`` rows round ``c`` of ``r`` takes
+``n // r``, and one more if ``c < n % r``.
 
 The draft head returns ``next`` where the scenario wants the drafter to agree with the target and
 ``disagree(next)`` where it does not.
