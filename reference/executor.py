@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from reference import attention_metadata, kv_cache
+from reference import attention_metadata, kv_cache, ranks
 from reference.batch import Batch, lay_out
 from reference.history import History, Text, Turn
 from reference.sparse_attention import derived
@@ -62,13 +62,15 @@ class Session:
         drafting = self._worker.draft(batch)
         after = self._active | self._turned(batch, drafting)
         phases = _phases(step, self._config)
-        prepared = attention_metadata.prepared(batch, self._config) | self._maps(batch, updated=False)
+        prepared = attention_metadata.prepared(batch, self._config) | ranks.announced(batch, self._worker)
+        prepared |= self._maps(batch, updated=False)
         substeps = [Substep(PREPARED, 0, phases[0], prepared)]
         for run, phase in enumerate(phases):
             substeps += [
                 Substep(name, run, phase, fields) for name, fields in self._forward(batch, drafting, run, phase)
             ]
-        substeps.append(Substep(UPDATED, 0, phases[0], self._updated(batch, after)))
+        together = ranks.collectives(step, self._config, batch, self._worker, drafting, phases)
+        substeps.append(Substep(UPDATED, 0, phases[0], self._updated(batch, after) | together))
         outcome = "ok"
         if step.fault is None:
             self._active = {i: history for i, history in after.items() if i not in step.finish}
@@ -99,7 +101,7 @@ class Session:
             if saved:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
-                fields = attention_metadata.drafting(call, saved)
+                fields = attention_metadata.drafting(call, batch, saved)
                 yield draft(i), fields | self._maps(call, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
@@ -111,8 +113,6 @@ class Session:
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later; dummies have none."""
-        if drafting.drafts is None:
-            return {}
         turned = {}
         for row, drafts in zip(batch.rows, drafting.drafts, strict=True):
             if row.request is None:
@@ -197,7 +197,7 @@ def _outputs(batch: Batch, drafting: Drafting) -> Fields:
         "new_tokens": [row.accepted for row in batch.rows],
         "new_tokens_lens": [len(row.accepted) for row in batch.rows],
     }
-    if drafting.drafts is None:
+    if drafting.open:
         return outputs
     next_drafts = [[*made.tokens, *[PAD_TOKEN] * (batch.width - len(made.tokens))] for made in drafting.drafts]
     return outputs | {

@@ -1,5 +1,6 @@
 """DraftTarget in one model: linear drafting by a separate draft model, from tokens alone."""
 
+from reference.batch import Batch
 from reference.workers.linear import LinearWorker
 
 
@@ -9,6 +10,11 @@ class DraftTargetOneModelWorker(LinearWorker):
     name = "DraftTargetOneModelWorker"
     saves_kv_lens = True
     feeds_hidden_states = False
+    shares_experts = True
+
+    def announced(self, batch: Batch) -> int:
+        """One; its draft calls go by what the attention metadata shows."""
+        return batch.width + 1 - batch.draft_len
 
 
 WORKER = DraftTargetOneModelWorker()

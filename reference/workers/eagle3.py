@@ -1,5 +1,6 @@
 """Eagle3 in one model: linear drafting from captured hidden states of the target."""
 
+from reference.batch import Batch
 from reference.workers.linear import LinearWorker
 
 
@@ -8,6 +9,11 @@ class Eagle3OneModelWorker(LinearWorker):
 
     name = "Eagle3OneModelWorker"
     feeds_hidden_states = True
+    tells_sequences = True
+
+    def announced(self, batch: Batch) -> int:
+        """Upstream takes off the longest draft, not the step's, so the count may be negative; no experts go by it."""
+        return batch.width + 1 - batch.max_draft_len
 
 
 WORKER = Eagle3OneModelWorker()

@@ -28,21 +28,26 @@ class MTPWorker(SpecWorker):
         chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.rows]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
-            drafts=None if batch.is_startup else [Drafts(made.drafts) for made in chains],
+            drafts=[Drafts(made.drafts) for made in chains],
             kv_lens=[row.end for row in batch.rows],
+            open=batch.has_dummies,
         )
 
     def _look(self, batch: Batch, chains: list[Chain], i: int) -> DraftCall:
         spans = [span(row, batch.draft_len) for row in batch.rows]
         fed = [given(*row, i) for row in zip(batch.rows, chains, spans, strict=True)]
         return DraftCall(
-            input_ids=None if batch.is_startup else [token for tokens, _ in fed for token in tokens],
+            input_ids=None if batch.has_dummies else [token for tokens, _ in fed for token in tokens],
             position_ids=[position for positions in spans for position in positions],
             seq_lens=[len(positions) for positions in spans],
             kv_lens=[row.end for row in batch.rows],
             num_contexts=batch.num_contexts,
-            hidden_states=None if batch.is_startup else [state for _, hidden in fed for state in hidden],
+            hidden_states=None if batch.has_dummies else [state for _, hidden in fed for state in hidden],
         )
+
+    def announced(self, batch: Batch) -> int:
+        """As many as it feeds its layers."""
+        return batch.draft_len
 
     def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:
         """A cache per layer, and the last Kmax cached tokens with the target's hidden states."""

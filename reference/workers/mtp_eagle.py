@@ -8,6 +8,8 @@ class MTPEagleWorker(LinearWorker):
 
     name = "MTPEagleWorker"
     feeds_hidden_states = True
+    tells_sequences = True
+    shares_experts = True
 
 
 WORKER = MTPEagleWorker()
