@@ -39,7 +39,8 @@ class Engine(Protocol):
     """A system under test.
 
     ``name`` is "portable" or "tensorrt_llm"; ``device`` as in ``Trace.device``; ``backends`` are the attention
-    backends that it can drive, keys of ``scenarios.BACKENDS``.
+    backends that it can drive, keys of ``scenarios.BACKENDS``. An engine that has some of the ways to accept and to
+    read drafts names them in an attribute ``variants``, see ``scenarios.acceptance.VARIANTS``.
     """
 
     name: str

@@ -20,6 +20,7 @@ from fuzz.subject import Subject
 from invariants import Verdict, find
 from museum import seeded
 from scenarios import BACKENDS, Fault, Finding, Scenario, UsageError, closest
+from scenarios.acceptance import VARIANTS
 
 _FIRST: Final = "worker.sample_and_accept_draft_tokens"
 """What a worker does first."""
@@ -40,6 +41,9 @@ def export(subject: Subject, invariant: str | None = None) -> str:
     metadata = BACKENDS[config.attention_backend].metadata
     if metadata != exported.METADATA:
         raise _cannot(subject, f"a file of its own drives {exported.METADATA}'s fields, not those of {metadata}")
+    for variant in VARIANTS:
+        if getattr(config, variant):
+            raise _cannot(subject, f"a file of its own knows nothing of config.{variant}")
     done = replay(subject)
     if done.unsound is not None:
         raise UsageError(f"{subject.name}: {done.unsound.message}; run `specfuzz replay {subject.name}`")

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
 from hypothesis import strategies as st
@@ -135,14 +135,19 @@ class Search:
         """Scenarios, clean or with a fault."""
         unit = self.unit
         most = MAX_DRAFT_LEN if unit.max_draft_len is None else unit.max_draft_len
-        workers, backends = (unit.worker,), self.engine.backends
-        kinds = [scenarios(workers=workers, backends=backends, max_draft_len=most, max_steps=MAX_STEPS)]
+        drawn: dict[str, Any] = {
+            "workers": (unit.worker,),
+            "backends": self.engine.backends,
+            "variants": getattr(self.engine, "variants", ()),
+            "max_draft_len": most,
+        }
+        kinds = [scenarios(**drawn, max_steps=MAX_STEPS)]
         if unit.faults:
 
             def record(scenario: Scenario) -> Mapping[str, int]:
                 return self._record(batch, scenario)
 
-            kinds.append(faulted_scenarios(record=record, workers=workers, backends=backends, max_draft_len=most))
+            kinds.append(faulted_scenarios(record=record, **drawn))
         return st.one_of(kinds)
 
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:

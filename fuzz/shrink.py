@@ -22,7 +22,8 @@ from scenarios import (
     Step,
     check,
 )
-from scenarios.schedule import most_nodes, walk
+from scenarios.schedule import walk
+from scenarios.trees import most_nodes
 
 Edit = Callable[[Scenario], Iterator[Scenario]]
 """Variants of a scenario, each of them with less to read in one place; they need not be valid."""
@@ -151,6 +152,8 @@ def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
     yield replace(scenario, config=replace(scenario.config, **defaults))
     for name, default in defaults.items():
         yield replace(scenario, config=replace(scenario.config, **{name: default}))
+    whole = float(int(scenario.config.force_num_accepted_tokens))
+    yield replace(scenario, config=replace(scenario.config, force_num_accepted_tokens=whole))
 
 
 def _fewer_rows(scenario: Scenario) -> Iterator[Scenario]:

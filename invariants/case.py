@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scenarios import Config, Phase, RowPlan, Scenario, Schedule, Step, StepTrace, Trace, WorkerTraits
+from scenarios import (
+    Config,
+    Context,
+    Generation,
+    Phase,
+    RowPlan,
+    Scenario,
+    Schedule,
+    Step,
+    StepTrace,
+    Trace,
+    WorkerTraits,
+)
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED
 
 _NOTHING: Mapping[str, Any] = {}
@@ -65,11 +77,17 @@ class Row:
     """One row of a batch: the lengths that the schedule derives, and the request's row before it.
 
     ``request``, ``past``, ``query``, ``accepted`` and ``granted`` as in ``RowPlan``; ``agree`` as in the scenario.
+    ``sampled`` is what a row accepts in a forward that warms up a graph, where acceptance is not forced.
     """
 
-    __slots__ = ("accepted", "agree", "before", "granted", "index", "is_context", "past", "query", "request", "step")
+    __slots__ = (
+        *("accepted", "agree", "before", "granted", "index", "is_context", "past", "query", "request"),
+        *("sampled", "step"),
+    )
 
-    def __init__(self, step: StepCase, index: int, plan: RowPlan, agree: int, before: Row | None) -> None:
+    def __init__(
+        self, step: StepCase, index: int, plan: RowPlan, asked: Context | Generation, before: Row | None
+    ) -> None:
         self.step = step
         self.index = index
         self.request = plan.request
@@ -78,7 +96,8 @@ class Row:
         self.query = plan.query
         self.accepted = plan.accepted
         self.granted = plan.granted
-        self.agree = agree
+        self.agree = asked.agree
+        self.sampled = asked.accept if isinstance(asked, Generation) else plan.accepted
         self.before = before
 
 
@@ -207,7 +226,7 @@ class Case:
         last = self._last
         for index, (asked, plan) in enumerate(zip(step.asked.rows, plans, strict=True)):
             before = last.get(plan.request) if plan.request is not None else None
-            row = Row(step, index, plan, asked.agree, before)
+            row = Row(step, index, plan, asked, before)
             step.rows.append(row)
             if plan.request is not None:
                 last[plan.request] = row

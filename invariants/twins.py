@@ -20,6 +20,11 @@ def fault_free(scenario: Scenario) -> bool:
     return all(step.fault is None for step in scenario.steps)
 
 
+def repeatable(scenario: Scenario) -> bool:
+    """Whether, besides, no step depends on how many forwards have drawn random numbers before it."""
+    return fault_free(scenario) and scenario.config.force_num_accepted_tokens % 1 == 0
+
+
 def _valid(scenario: Scenario, steps: Iterable[Step], pairs: Iterable[tuple[int, int]]) -> Edited | None:
     twin, kept = replace(scenario, steps=tuple(steps)), tuple(pairs)
     try:

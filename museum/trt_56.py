@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DFLASH, DSPARK, Patch, bug
+from museum.bug import DFLASH, DSPARK, EAGLE3, EAGLE3_TREE, MTP, SA, Patch, bug
 
 
 @bug(
@@ -46,3 +46,98 @@ def slot_of_a_request_left_out(patch: Patch) -> None:
         self.last_batch = {r.py_request_id for r in requests}
 
     patch(SeqSlotManager, "prepare_resources", prepare_resources)
+
+
+@bug(
+    "TRT-56",
+    kind="K4",
+    workers=(EAGLE3, MTP, SA, EAGLE3_TREE),
+    variant="kept",
+    title="The slot of a request that ends is not given back",
+    reference="TensorRT-LLM #5119",
+    caught_by=("slots-belong-to-requests",),
+)
+def slot_of_a_finished_request(patch: Patch) -> None:
+    from engines.portable.pyexecutor.resource_manager import SpecResourceManager
+
+    free = SpecResourceManager.free_resources
+
+    def free_resources(self: Any, request: Any) -> None:
+        if request.is_dummy:
+            free(self, request)
+
+    patch(SpecResourceManager, "free_resources", free_resources)
+
+
+@bug(
+    "TRT-56",
+    kind="K2",
+    workers=(EAGLE3, DSPARK),
+    variant="failed",
+    title="A failure ends requests and leaves them their slots",
+    reference="TensorRT-LLM, no public number",
+    caught_by=("slots-belong-to-requests",),
+)
+def slots_of_failed_requests(patch: Patch) -> None:
+    from engines.portable.pyexecutor.py_executor import PyExecutor
+
+    handle_errors = PyExecutor._handle_errors
+
+    def _handle_errors(self: Any, iteration: Any, error: Any) -> Any:
+        self.spec_resource_manager, manager = None, self.spec_resource_manager
+        try:
+            return handle_errors(self, iteration, error)
+        finally:
+            self.spec_resource_manager = manager
+
+    patch(PyExecutor, "_handle_errors", _handle_errors)
+
+
+@bug(
+    "TRT-56",
+    kind="K5",
+    workers=(EAGLE3, MTP),
+    variant="dummies",
+    title="Dummies keep their slots after their step",
+    reference="TensorRT-LLM #12063",
+    caught_by=("slots-belong-to-requests",),
+)
+def slots_of_dummies(patch: Patch) -> None:
+    from engines.portable.pyexecutor.resource_manager import SpecResourceManager
+
+    free = SpecResourceManager.free_resources
+
+    def free_resources(self: Any, request: Any) -> None:
+        if not request.is_dummy:
+            free(self, request)
+
+    def add_slot(self: Any, request: Any) -> int:
+        self.slot_manager.remove_slot(request.py_request_id)
+        return int(self.slot_manager.add_slot(request.py_request_id))
+
+    patch(SpecResourceManager, "free_resources", free_resources)
+    patch(SpecResourceManager, "_add_slot", add_slot)
+
+
+@bug(
+    "TRT-56",
+    kind="K6",
+    workers=(EAGLE3,),
+    variant="stale",
+    title="Slots of the rows are those of the last batch that was larger",
+    reference="TensorRT-LLM, no public number",
+    caught_by=("slots-belong-to-requests",),
+)
+def slots_of_a_larger_batch(patch: Patch) -> None:
+    from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata
+
+    prepare = Eagle3OneModelSpecMetadata.prepare
+
+    def keep(self: Any) -> None:
+        before = self.slot_ids.clone()
+        prepare(self)
+        if len(self.request_ids) < getattr(self, "largest", 0):
+            self.slot_ids.copy_(before)
+        self.largest = max(len(self.request_ids), getattr(self, "largest", 0))
+
+    patch(Eagle3OneModelSpecMetadata, "prepare", keep)

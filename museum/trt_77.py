@@ -1,13 +1,13 @@
 """TRT-77: a count of accepted tokens includes the target's own on one path and not on the other.
 
-Upstream's was a count that a debugging variable forces; here it is the real one.
+Upstream's was a count that a debugging variable forces; here it is that one or the real one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
+from museum.bug import EAGLE3, MTP, MTP_EAGLE, SA, Patch, bug
 
 _REFERENCE = "TensorRT-LLM #9608"
 
@@ -51,3 +51,23 @@ def taken_for_drafts(patch: Patch) -> None:
         return next_new_tokens(self, accepted_tokens, beyond, drafts)
 
     patch(SpecWorkerBase, "_prepare_next_new_tokens", _prepare_next_new_tokens)
+
+
+@bug(
+    "TRT-77",
+    kind="K8",
+    workers=(EAGLE3, MTP, SA),
+    variant="forced",
+    title="The forced number counts the target's own token, so that one draft less is accepted",
+    reference=_REFERENCE,
+    caught_by=("acceptance-equals-reference", "kv-ledger-equals-reference"),
+)
+def own_token_counted(patch: Patch) -> None:
+    from engines.portable.speculative.interface import SpecWorkerBase
+
+    set_force = SpecWorkerBase.set_force_num_accepted_tokens
+
+    def counted(self: Any, value: float, device: Any) -> None:
+        set_force(self, max(value - 1, 0.0), device)
+
+    patch(SpecWorkerBase, "set_force_num_accepted_tokens", counted)

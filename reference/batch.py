@@ -6,7 +6,7 @@ Contexts come first, then generations; the tokens of all rows lie one after the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -29,6 +29,7 @@ class Row:
     parents     per token fed the one that it follows, ``ROOT`` for the first
     drafts      how many of them, from the second on, are drafts to verify (a parallel drafter feeds more)
     agree       how many of the drafts made in this step the target will agree with
+    most        tokens that it accepts at most, however many drafts the target agrees with; None without such a limit
     """
 
     request: int | None
@@ -40,6 +41,7 @@ class Row:
     parents: Sequence[int]
     drafts: int
     agree: int
+    most: int | None = None
 
     @property
     def query(self) -> int:
@@ -83,7 +85,7 @@ class Row:
         """Which of the tokens fed are followed by an accepted one: of a context the last, of a generation a path."""
         if self.is_context:
             return [self.query - 1]
-        return agreed(self.tokens[: 1 + self.drafts], self.parents, self.choices)
+        return agreed(self.tokens[: 1 + self.drafts], self.parents, self.choices)[: self.most]
 
     @property
     def accepted(self) -> list[int]:
@@ -179,6 +181,11 @@ class Batch:
     def draft_tokens(self) -> list[int]:
         """Drafts to verify, ``width`` per generation."""
         return [token for row in self.generations for token in row.tokens[1:]]
+
+    def limited(self, counts: Sequence[int]) -> Batch:
+        """The same batch whose generations accept so many tokens at most."""
+        limited = [replace(row, most=count) for row, count in zip(self.generations, counts, strict=True)]
+        return replace(self, rows=self.contexts + limited)
 
 
 def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Batch:

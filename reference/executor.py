@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from reference import attention_metadata, kv_cache, ranks
 from reference.batch import Batch, lay_out
+from reference.dense_selection import selection
 from reference.history import History, Text, Turn
-from reference.sparse_attention import derived
+from reference.sparse_attention import derived, prefill
 from reference.tree_attention import masks
 from reference.workers import WORKERS, DraftCall, Drafting, Fields
+from scenarios.forced_acceptance import counts, draws
 from scenarios.model import Config, FaultKind, Phase, Request, Scenario, Step
 from scenarios.trace import (
     ENTERED,
@@ -42,6 +44,8 @@ class Session:
     def __init__(self, config: Config, requests: tuple[Request, ...] = ()) -> None:
         self._config = config
         self._worker = WORKERS[config.worker]
+        self._counter: int | None = 0 if config.force_num_accepted_tokens % 1 else None
+        """Forwards that have drawn random numbers; None where none does or, after a failure, it is not known."""
         self._active: dict[int, History] = {}
         self._steps: list[StepTrace] = []
         for request in requests:
@@ -58,24 +62,25 @@ class Session:
         A step with a fault shows all sub-steps of a clean one, as it cannot be known how far it gets, and then
         ``failed``, whose metadata fields suppose that it got as far as ``prepared``.
         """
-        batch = lay_out(step, self._config, self._active)
+        sampled = lay_out(step, self._config, self._active)
+        counter, batch = self._forced(sampled)
         drafting = self._worker.draft(batch)
         after = self._active | self._turned(batch, drafting)
         phases = _phases(step, self._config)
-        prepared = attention_metadata.prepared(batch, self._config) | ranks.announced(batch, self._worker)
-        prepared |= self._maps(batch, updated=False)
+        prepared = attention_metadata.prepared(batch, self._config) | prefill(batch, self._config)
+        prepared |= self._maps(batch, batch, phases[0], updated=False) | self._worker.spec_metadata(batch)
+        prepared |= ranks.announced(batch, self._worker)
         substeps = [Substep(PREPARED, 0, phases[0], prepared)]
-        for run, phase in enumerate(phases):
-            substeps += [
-                Substep(name, run, phase, fields) for name, fields in self._forward(batch, drafting, run, phase)
-            ]
+        substeps += self._runs(sampled, (batch, drafting), counter, phases)
         together = ranks.collectives(step, self._config, batch, self._worker, drafting, phases)
         substeps.append(Substep(UPDATED, 0, phases[0], self._updated(batch, after) | together))
         outcome = "ok"
         if step.fault is None:
+            self._counter = counter
             self._active = {i: history for i, history in after.items() if i not in step.finish}
         else:
             outcome = self._outcome(step)
+            self._counter = self._counter if self._counter == counter else None
             self._active = self._survivors(step)
             substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, outcome)))
         failed = step.fault is not None
@@ -87,12 +92,24 @@ class Session:
         """Everything so far."""
         return Trace("reference", "cpu", tuple(self._steps))
 
+    def _runs(
+        self, sampled: Batch, forced: tuple[Batch, Drafting], counter: int | None, phases: list[str]
+    ) -> Iterator[Substep]:
+        """Sub-steps of each forward. One that warms up a graph accepts what is sampled, and so draws no number."""
+        for run, phase in enumerate(phases):
+            warming = phase == "graph_warmup"
+            forward = (sampled, self._worker.draft(sampled)) if warming and forced[0] is not sampled else forced
+            drawn = {ENTERED: self._counter, RESTORED: self._counter if warming else counter}
+            for name, fields in self._forward(*forward, run, phase):
+                number = {"force_accept_counter": drawn[name]} if drawn.get(name) is not None else {}
+                yield Substep(name, run, phase, fields | number)
+
     def _forward(self, batch: Batch, drafting: Drafting, run: int, phase: str) -> Iterator[tuple[str, Fields]]:
         """Sub-steps of one forward. A replay runs no Python of the worker, so nothing between its ends is seen."""
         # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
         # but only one token per row anyway; nor has a worker that calls no draft model).
         updated = run > 0 and bool(drafting.calls)
-        entered = attention_metadata.target(batch) | self._maps(batch, updated=updated)
+        entered = attention_metadata.target(batch) | self._maps(batch, batch, phase, updated=updated)
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len else []
         if phase != "replay":
@@ -102,14 +119,23 @@ class Session:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
                 fields = attention_metadata.drafting(call, batch, saved)
-                yield draft(i), fields | self._maps(call, updated=updated or call.updated)
+                yield draft(i), fields | self._maps(call, batch, phase, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
         yield RESTORED, restored | _outputs(batch, drafting) | self._worker.own_state(batch, after=True)
 
-    def _maps(self, forward: Batch | DraftCall, *, updated: bool) -> Fields:
+    def _forced(self, sampled: Batch) -> tuple[int | None, Batch]:
+        """The counter of random numbers and the batch once acceptance has been forced, in one forward."""
+        force, draft_len = self._config.force_num_accepted_tokens, sampled.draft_len
+        if not force:
+            return self._counter, sampled
+        counter = self._counter if self._counter is None else self._counter + draws(force, draft_len)
+        return counter, sampled.limited(counts(force, draft_len, counter or 0, len(sampled.generations)))
+
+    def _maps(self, forward: Batch | DraftCall, batch: Batch, phase: str, *, updated: bool) -> Fields:
         """What a forward must find beside the lengths, by backend and worker."""
-        return derived(forward, self._config, updated=updated) | masks(forward, self._config)
+        maps = derived(forward, self._config, updated=updated)
+        return maps | selection(forward, batch, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later; dummies have none."""

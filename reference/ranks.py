@@ -15,17 +15,16 @@ from scenarios.tracer import MOE_MAX_NUM_TOKENS
 
 
 def announced(batch: Batch, worker: SpecWorker) -> Fields:
-    """Counts that the speculative metadata holds: the rank's own, and those of all ranks where there are others."""
-    tokens = worker.announced(batch)
-    own = sum(row.query for row in batch.contexts) + tokens * len(batch.generations)
-    fields: Fields = {"spec_num_tokens": own}
-    if batch.ranks:
-        fields["spec_all_rank_num_tokens"] = batch.tokens_of_ranks(tokens)
-        fields["all_rank_num_seqs"] = batch.rows_of_ranks()
-        fields["all_rank_num_gens"] = [rank.generations for rank in batch.ranks]
-        if worker.tells_sequences:
-            fields["subseq_all_rank_num_tokens"] = batch.rows_of_ranks()
-    return fields
+    """Counts of all ranks that the speculative metadata holds (PR #18629); nothing without other ranks."""
+    if not batch.ranks:
+        return {}
+    sequences = batch.rows_of_ranks()
+    fields = {
+        "spec_all_rank_num_tokens": batch.tokens_of_ranks(worker.announced(batch)),
+        "all_rank_num_seqs": sequences,
+        "all_rank_num_gens": [rank.generations for rank in batch.ranks],
+    }
+    return fields | {"subseq_all_rank_num_tokens": sequences} if worker.tells_sequences else fields
 
 
 def collectives(

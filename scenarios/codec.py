@@ -74,6 +74,8 @@ def _read(kind: Any, value: Any) -> Any:
         if not isinstance(value, dict):
             raise ScenarioError("", f"is {_type_name(value)}", "write an object")
         return value
+    if kind is float and type(value) is int and abs(value) < 2**53:
+        return float(value)
     # bool is an int in Python; a scenario that says true where a number belongs is a mistake.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ScenarioError("", f"is {_type_name(value)}", f"write {_article(kind.__name__)}")

@@ -38,6 +38,12 @@ class ScenarioError(UsageError):
         return type(self)(f"{prefix}{joint}{self.field}", self.problem, self.remedy)
 
 
+def require(condition: bool, field: str, problem: str, remedy: str) -> None:
+    """Raise ``ScenarioError`` unless ``condition`` holds."""
+    if not condition:
+        raise ScenarioError(field, problem, remedy)
+
+
 def closest(name: str, names: Iterable[str]) -> str:
     """A remedy for an unknown ``name``: the nearest known one, or all of them, of many three, when none is near."""
     known = sorted(names)
@@ -49,3 +55,8 @@ def closest(name: str, names: Iterable[str]) -> str:
         near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.0)
         return f"the nearest of {len(known)} are " + ", ".join(lowered[k] for k in near)
     return "write one of " + ", ".join(known) if known else "none is known"
+
+
+def outside(least: int, most: int) -> str:
+    """What is wrong with a number that is not in a range, in words that follow "is"."""
+    return f"outside {least}..{most}" if least < most else f"not {least}"

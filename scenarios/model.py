@@ -56,6 +56,7 @@ class WorkerTraits:
     tree                 it drafts a tree: ``max_total_draft_tokens`` nodes of depth K at most
     sparse               whether it runs on a sparse attention backend
     draft_model          it drafts by calls of a model; without one it saves nothing and moves no lengths
+    draft_vocab          its draft model has a head of its own, and so may have a vocabulary of its own
     """
 
     name: str
@@ -70,13 +71,14 @@ class WorkerTraits:
     tree: bool = False
     sparse: bool = True
     draft_model: bool = True
+    draft_vocab: bool = True
 
 
 WORKERS: Final[dict[str, WorkerTraits]] = {
     w.name: w
     for w in (
         WorkerTraits("Eagle3OneModelWorker", "Eagle3, linear draft loop over one draft layer group"),
-        WorkerTraits("MTPEagleWorker", "MTP-Eagle, linear draft loop over one MTP layer"),
+        WorkerTraits("MTPEagleWorker", "MTP-Eagle, linear draft loop over one MTP layer", draft_vocab=False),
         WorkerTraits("DraftTargetOneModelWorker", "a separate draft model, linear draft loop over tokens alone"),
         WorkerTraits(
             "PARDWorker",
@@ -93,8 +95,14 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             chunked_prefill=False,
             feeds_history=True,
             sparse=False,
+            draft_vocab=False,
         ),
-        WorkerTraits("SAWorker", "drafts from the suffix automaton of a request's own text", draft_model=False),
+        WorkerTraits(
+            "SAWorker",
+            "drafts from the suffix automaton of a request's own text",
+            draft_model=False,
+            draft_vocab=False,
+        ),
         WorkerTraits(
             "DFlashWorker",
             "DFlash, one block of drafts from the context that the drafter keeps per slot",
@@ -126,6 +134,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             fixed_draft_len=True,
             tree=True,
             sparse=False,
+            draft_vocab=False,
         ),
     )
 }
@@ -179,6 +188,9 @@ class Config:
     index_topk        positions that a sparse backend selects per row, at least 1; 0 for a dense one
     dynamic_tree_max_topK   candidates per node of a draft tree, at least 2; 0 without a tree
     max_total_draft_tokens  nodes of a draft tree, the root not counted; 0 without a tree
+    force_num_accepted_tokens  drafts that generations accept whatever was drafted, its fraction the chance of one more;
+                      0 accepts what the target agrees with. See ``forced_acceptance``
+    draft_vocab_map   whether the draft head speaks a vocabulary of its own (upstream: the draft model has ``d2t``)
     attention_dp_size ranks of attention data parallelism, each with requests of its own
     attention_dp_rank which of them this engine is
     """
@@ -197,6 +209,8 @@ class Config:
     index_topk: int = 0
     dynamic_tree_max_topK: int = 0
     max_total_draft_tokens: int = 0
+    force_num_accepted_tokens: float = 0.0
+    draft_vocab_map: bool = False
     attention_dp_size: int = 1
     attention_dp_rank: int = 0
 

@@ -6,6 +6,7 @@ does, and a graph only if all have the same batch size. One process plays one ra
 
 from __future__ import annotations
 
+from scenarios import forced_acceptance as forced
 from scenarios.errors import ScenarioError
 from scenarios.model import Config, Generation, Peer, Phase, Step
 
@@ -13,7 +14,8 @@ from scenarios.model import Config, Generation, Peer, Phase, Step
 def padding(config: Config, step: Step) -> tuple[Generation, ...]:
     """The dummies that end the batch of a served step: one on an idle rank, in a graph as many as the largest lacks.
 
-    Empty without other ranks. Each has ``least_history`` cached tokens, and the target accepts none of its drafts.
+    Empty without other ranks. Each has ``least_history`` cached tokens, and the target accepts none of its drafts but
+    those that may be accepted by force.
     """
     if config.attention_dp_size == 1 or step.phase.is_startup:
         return ()
@@ -21,7 +23,9 @@ def padding(config: Config, step: Step) -> tuple[Generation, ...]:
     size = max(real, 1)
     if step.phase is Phase.REPLAY:
         size = max(size, *(peer.generations for peer in step.peers))
-    return (Generation(request=None, past=config.least_history),) * (size - real)
+    force = config.force_num_accepted_tokens
+    accept = forced.most(force, step.draft_len) if force else 1
+    return (Generation(request=None, past=config.least_history, accept=accept),) * (size - real)
 
 
 def batches(config: Config, step: Step) -> tuple[Peer, ...]:
@@ -65,7 +69,7 @@ def check_ranks(config: Config, step: Step, field: str) -> None:
         raise ScenarioError(
             f"{field}.generations",
             f"does not end with the {len(dummies)} dummies that keep the ranks in step",
-            f"end it with {len(dummies)} of request null, past {config.least_history}, and no other dummy",
+            "end it with these, as scenarios.padding has them, and no other dummy",
         )
     if not any(row.request is not None for row in step.rows) and not any(
         p.contexts or p.generations for p in step.peers

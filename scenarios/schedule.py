@@ -7,9 +7,12 @@ inside, the codec to check what it reads. It knows lengths only: neither tokens 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from scenarios.errors import ScenarioError, closest
+from scenarios import forced_acceptance as forced
+from scenarios.acceptance import check_acceptance
+from scenarios.errors import ScenarioError, closest, outside
+from scenarios.errors import require as _require
 from scenarios.model import (
     BACKENDS,
     WORKERS,
@@ -23,6 +26,7 @@ from scenarios.model import (
     Step,
 )
 from scenarios.ranks import check_ranks, check_ranks_config
+from scenarios.trees import check_tree
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,6 @@ def _row_field(step: Step, index: int, field: str) -> str:
     return f"{field}.contexts[{index}]" if generation < 0 else f"{field}.generations[{generation}]"
 
 
-def _require(condition: bool, field: str, problem: str, remedy: str) -> None:
-    if not condition:
-        raise ScenarioError(field, problem, remedy)
-
-
 _LIMITS = {
     "max_draft_len": (1, 31),
     "tokens_per_block": (1, 256),
@@ -92,6 +91,7 @@ _LIMITS = {
     "max_total_draft_tokens": (0, 255),
     "attention_dp_size": (1, 64),
     "attention_dp_rank": (0, 63),
+    "force_num_accepted_tokens": (0, 32),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -120,46 +120,21 @@ def check_config(config: Config) -> None:
     )
     for name, (low, high) in _LIMITS.items():
         value = getattr(config, name)
-        if value < low:
+        if not value >= low:
             raise ScenarioError(f"config.{name}", f"{value} is too small", f"write {low} or more")
         if value > high:
             raise ScenarioError(f"config.{name}", f"{value} is too large", f"write at most {high}")
-    _check_tree(config)
+    check_tree(config)
+    check_acceptance(config)
     check_ranks_config(config)
-
-
-def most_nodes(depth: int, topk: int) -> int:
-    """Nodes that the layers of a draft tree make: ``topk`` from the root, then ``topk`` for each of ``topk``."""
-    return topk + topk * topk * (depth - 1) if topk else 0
-
-
-def _check_tree(config: Config) -> None:
-    """A tree keeps its best path, so it has a node for each depth and no more than were made."""
-    depth, topk, nodes = config.max_draft_len, config.dynamic_tree_max_topK, config.max_total_draft_tokens
-    if not config.traits.tree:
-        for name in ("dynamic_tree_max_topK", "max_total_draft_tokens"):
-            _require(not getattr(config, name), f"config.{name}", f"{config.worker} drafts no tree", "leave it out")
-        return
-    too_small = f"{topk} is too small for a tree" if topk else f"is missing, and {config.worker} drafts a tree"
-    _require(topk >= 2, "config.dynamic_tree_max_topK", too_small, "write 2 or more")
-    most = most_nodes(depth, topk)
-    _require(
-        depth <= nodes <= most,
-        "config.max_total_draft_tokens",
-        f"{nodes} is {_outside(depth, most)}" if nodes else f"is missing, and {config.worker} drafts a tree",
-        "a tree of this max_draft_len and dynamic_tree_max_topK needs a value in that range",
-    )
-
-
-def _outside(least: int, most: int) -> str:
-    return f"outside {least}..{most}" if least < most else f"not {least}"
 
 
 class Schedule:
     """The state of the executor as far as lengths go, advanced step by step.
 
     ``requests`` maps the id of each request that has entered to its ``RequestState``; ``graphs`` holds the
-    (batch size, draft length) pairs captured so far; ``over`` says that a fatal failure ended the run.
+    (batch size, draft length) pairs captured so far; ``over`` says that a fatal failure ended the run; ``counter``
+    is how far forced acceptance has walked through its pool, None once a failed step may have moved it or not.
     """
 
     def __init__(self, config: Config, requests: tuple[Request, ...] = ()) -> None:
@@ -168,6 +143,7 @@ class Schedule:
         self.requests: dict[int, RequestState] = {}
         self.graphs: set[tuple[int, int]] = set()
         self.failures = 0
+        self.counter: int | None = 0
         self.serving = False
         self.over = False
         for i, request in enumerate(requests):
@@ -207,6 +183,7 @@ class Schedule:
         other.requests = {i: RequestState(**vars(s)) for i, s in self.requests.items()}
         other.graphs = set(self.graphs)
         other.failures, other.serving, other.over = self.failures, self.serving, self.over
+        other.counter = self.counter
         return other
 
     @property
@@ -238,7 +215,7 @@ class Schedule:
         _require(
             low <= k <= config.max_draft_len,
             f"{field}.draft_len",
-            f"{k} is {_outside(low, config.max_draft_len)}",
+            f"{k} is {outside(low, config.max_draft_len)}",
             f"{traits.name} with this max_draft_len needs a value in that range",
         )
         if step.phase.is_startup:
@@ -251,6 +228,7 @@ class Schedule:
         rows = [self._plan_context(step, c, f"{field}.contexts[{i}]") for i, c in enumerate(step.contexts)]
         rows += [self._plan_generation(step, g, f"{field}.generations[{i}]") for i, g in enumerate(step.generations)]
         check_ranks(config, step, field)
+        rows = self._force_acceptance(step, rows, field)
         self._check_batch(step, rows, field)
         self._check_graph(step, field)
         self._check_finish(step, field)
@@ -261,6 +239,8 @@ class Schedule:
         """Check ``step``, let it happen and return the lengths of its rows."""
         rows = self.plan(step, field)
         self.serving = not step.phase.is_startup
+        if self.counter is not None and forced.draws(self.config.force_num_accepted_tokens, step.draft_len):
+            self.counter = self.counter + 1 if step.fault is None else None
         if step.fault is not None:
             self._fail(step)
             return rows
@@ -383,6 +363,28 @@ class Schedule:
         )
         accepted = 1 + min(state.agree, state.drafts, k)
         return RowPlan(row.request, False, state.past, query, accepted, state.granted + 1 + self.draft_width(k))
+
+    def _force_acceptance(self, step: Step, rows: list[RowPlan], field: str) -> list[RowPlan]:
+        """``rows`` with what generations accept by force; none may accept a draft that the target disagrees with."""
+        force, k = self.config.force_num_accepted_tokens, step.draft_len
+        if not force:
+            return rows
+        draws, most, first = forced.draws(force, k), forced.most(force, k), len(step.contexts)
+        _require(
+            not draws or self.counter is not None,
+            field,
+            "where the earlier fault struck decides how many drafts it accepts",
+            "remove this step or that fault, or write a whole number for config.force_num_accepted_tokens",
+        )
+        for i, row in enumerate(rows[first:], first):
+            _require(
+                row.accepted >= most,
+                _row_field(step, i, field),
+                f"the target agrees with {row.accepted - 1} of its drafts, and {most - 1} may be accepted by force",
+                f"write accept of {most} or more" if row.request is None else "raise agree in the request's last step",
+            )
+        counts = forced.counts(force, k, (self.counter or 0) + draws, len(rows) - first)
+        return rows[:first] + [replace(r, accepted=n) for r, n in zip(rows[first:], counts, strict=True)]
 
     def _active(self, step: Step, request: int, field: str) -> RequestState:
         _require(

@@ -66,9 +66,8 @@ FIELDS: Final[dict[str, str]] = {
     "draft_tokens": "device int32 [G * (tokens_per_gen_step - 1)]: drafts to verify, flat",
     "runtime_draft_len": "host int",
     "runtime_tokens_per_gen_step": "host int",
-    # Attention data parallelism, of the speculative metadata at prepared; None or absent with a single rank.
-    "spec_num_tokens": "host int: tokens that the rank announces for the first draft call",
-    "spec_all_rank_num_tokens": "host list of int: the same of every rank",
+    # Attention data parallelism, of the spec metadata: prepared, several ranks.
+    "spec_all_rank_num_tokens": "host list of int: spec_num_tokens of every rank",
     "all_rank_num_seqs": "host list of int: sequences of every rank",
     "all_rank_num_gens": "host list of int: generations of every rank",
     "subseq_all_rank_num_tokens": "host list of int: tokens per rank in later draft calls; Eagle3, MTP-Eagle, trees",
@@ -87,6 +86,19 @@ FIELDS: Final[dict[str, str]] = {
     "gen_cached_token_indptr": "device int64 [g + 1]: the same of their cached lengths",
     "kv_lens_cuda_2d": "device int32 [g, 1 + Kmax]: KV length of each generation, in every column",
     "max_gen_seq_len": "host int: longest query of a generation, 0 without generations",
+    "scale_owners": "where slot_mapping_scale points, as slot_owners",
+    "skip_indexer_for_ctx_reqs": "host bool: contexts are so short that they attend to all of their tokens",
+    "skip_indexer_for_gen_reqs": "host bool: the same of the generations of this forward",
+    "topk_indices_buffer": "device: per token the KV indices it attends to, None where the indexer selects them",
+    "kv_lens_expanded_cuda": "device int32 [g * (1 + Kmax)]: KV lengths of generations, repeated; only Kmax > 1",
+    "block_table_expanded": "device: per entry of kv_lens_expanded_cuda the indexer's pages; prepared, entered",
+    "cu_seqlen_ks": "device int32 [num_ctx_tokens]: first key of each context token among all contexts' keys; prepared",
+    "cu_seqlen_ke": "device int32 [num_ctx_tokens]: the key after its last one; prepared",
+    "ctx_kv_indptr": "device int64 [C + 1]: running totals of the contexts' KV lengths; prepared",
+    "ctx_cached_token_indptr": "device int64 [C + 1]: the same of their cached lengths; prepared",
+    "fullkv_owners": "where slot_mapping_fp8_fullkv points, all keys of all contexts, as slot_owners; prepared, C > 0",
+    # Copies of the metadata that belong to graphs: entered of captures and replays.
+    "shared_with_eager": "sorted names of attributes that are the very object of the metadata they were copied from",
     # Trees of drafts: prepared, entered, draft[i], restored, failed; rows that the masks speak of (generations of the
     # target, every row of a draft call from the second one on).
     "spec_decoding_packed_mask": "device: per row and node the nodes of this forward that it sees, itself last",
@@ -95,7 +107,12 @@ FIELDS: Final[dict[str, str]] = {
     # A drafter with a context of its own (DFlash, DSpark).
     "ctx_len": "device int64, per generation of the batch: columns of its context; entered, restored, failed",
     "num_ctx_per_req": "device int64 [G]: columns that the draft call reads; draft[i]",
-    # Acceptance: verified.
+    # What the worker's own metadata says of the step: prepared.
+    "slot_ids": "device int64, first n: slot of each row in what the worker keeps per request (Eagle3, vanilla MTP)",
+    "spec_num_tokens": "host int: num_tokens of the spec metadata, of which attention data parallelism tells all ranks",
+    "num_capture_tokens": "host int: rows of the target whose hidden states are captured (Eagle family)",
+    # Acceptance: verified. The counter: entered, restored, failed, where force_num_accepted_tokens has a fraction.
+    "force_accept_counter": "device int64: forwards that have drawn from the pool of forced acceptance, None without",
     "num_accepted_tokens": "device int32 [n], the target's own token included",
     "accepted_tokens": "device int32: per row its first num_accepted_tokens entries",
     # Outputs of the worker: restored.
@@ -120,6 +137,7 @@ FIELDS: Final[dict[str, str]] = {
     "mtp_past_hidden_states": "request -> the target's hidden states (tracer digests) of these",
     "draft_context": "request -> [position, value] of each column of the drafter's own context (DFlash, DSpark)",
     "automaton": "request -> text that its suffix automaton holds (SA)",
+    "spec_slots": "request id -> slot of what the worker keeps for it; every one that is taken (updated, failed)",
     "draft_tree": "request -> per draft node of its last step its parent, -1 for the root; [] without a tree",
     "collectives": "[name, count of each rank] of what all ranks did together in this step, in order; several ranks",
     # failed.

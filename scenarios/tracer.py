@@ -93,7 +93,8 @@ largest count has times ``MOE_MAX_NUM_TOKENS``, started ones included; of ``n`` 
 ``n // r``, and one more if ``c < n % r``.
 
 The draft head returns ``next`` where the scenario wants the drafter to agree with the target and
-``disagree(next)`` where it does not.
+``disagree(next)`` where it does not. With a draft vocabulary of its own (``Config.draft_vocab_map``) it returns the
+``draft_id`` of that token; ``d2t`` maps it back, once.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ _TERM_SHIFT: Final = 12_345
 _CHOICE_FACTOR: Final = 1_664_525
 _CHOICE_SHIFT: Final = 1_013_904_223
 _CHOICES: Final = VOCAB_SIZE - 2
+_DRAFT_FACTOR: Final = 5
+_DRAFT_INVERSE: Final = 205
+_DRAFT_SHIFT: Final = 7
 
 POSITION_FACTOR: Final = 1_000_003
 """What a column of a drafter's context that is one position off adds to a digest."""
@@ -171,6 +175,16 @@ def disagree(token: int) -> int:
 def alternative(token: int, rank: int) -> int:
     """The candidate of rank ``rank`` (1, 2, ...) beside ``token``: neither it nor ``disagree(token)``."""
     return 1 + (token + rank) % _CHOICES
+
+
+def draft_id(token: int) -> int:
+    """What a draft head with a vocabulary of its own calls ``token``; that number is another token's, too."""
+    return (token * _DRAFT_FACTOR + _DRAFT_SHIFT) % VOCAB_SIZE
+
+
+def d2t(draft: int) -> int:
+    """What is to be added to a draft id to have the token that it stands for (upstream: ``d2t[draft]``)."""
+    return (draft - _DRAFT_SHIFT) * _DRAFT_INVERSE % VOCAB_SIZE - draft
 
 
 def prompt_token(seed: int, request: int, position: int) -> int:

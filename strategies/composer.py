@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scenarios import Config, Phase, Request, Scenario, Schedule, Step
+from scenarios import forced_acceptance as forced
 from strategies.choices import Draw, choose, pick
 from strategies.config import draw_prompt_len, room_of
 from strategies.drafting import draw_draft_len
 from strategies.fault import KINDS, Kinds, draw_fault
 from strategies.layout import Layout, Room, draw_layout, runnable
 from strategies.phase import phase_table
+from strategies.sizes import least_draft_len
 from strategies.startup import draw_dummies
 
 Record = Callable[[Scenario], Mapping[str, int]]
@@ -35,8 +37,8 @@ class Composer:
 
     @property
     def over(self) -> bool:
-        """Whether a fault has ended the run."""
-        return self.schedule.over
+        """Whether a fault has ended the run, or has left open what later steps accept by force."""
+        return self.schedule.over or self.schedule.counter is None
 
     @property
     def failed(self) -> bool:
@@ -51,11 +53,17 @@ class Composer:
         """Append a step that succeeds, with the requests that end after it."""
         self._succeed(draw, self._draw_rows(draw, phase))
 
-    def draw_failure(self, draw: Draw, record: Record, *, phase: Phase | None = None, kinds: Kinds = KINDS) -> None:
-        """Append a step that fails in one of the ``kinds`` for its phase, or succeeds if it has no site."""
+    def draw_failure(
+        self, draw: Draw, record: Record, *, phase: Phase | None = None, kinds: Kinds = KINDS, last: bool = True
+    ) -> None:
+        """Append a step that fails in one of the ``kinds`` for its phase.
+
+        It succeeds if it has no site, or if it must not be the ``last`` and would leave open what later ones accept.
+        """
         step = self._draw_rows(draw, phase)
         scenario = self.scenario()
-        sites = record(replace(scenario, steps=(*scenario.steps, step)))
+        known = not forced.draws(scenario.config.force_num_accepted_tokens, step.draft_len)
+        sites = record(replace(scenario, steps=(*scenario.steps, step))) if known or last else {}
         if sites:
             self._append(replace(step, fault=draw_fault(draw, sites, kinds[step.phase])))
         else:
@@ -85,7 +93,7 @@ class Composer:
 
     def _can_go_on(self) -> bool:
         """Whether a request could run in the next step, or a new one enter."""
-        least = self.schedule.config.min_draft_len
+        least = least_draft_len(self.schedule.config)
         return Room(self.schedule, least).takes_prompt or runnable(self.schedule, least)
 
     def _draw_finish(self, draw: Draw) -> list[int]:
@@ -102,11 +110,12 @@ class Composer:
             # Without start-up there is no graph either, hence nothing to choose.
             startup = len(self.steps) < self.startup
             phase = choose(draw, phase_table(self.schedule, with_startup=startup)) if self.startup else Phase.EAGER
-        draft_len = draw_draft_len(draw, self.schedule.config)
+        draft_len = draw_draft_len(draw, self.schedule.config, of_dummies=phase is Phase.WARMUP)
         if phase.is_startup:
             step = draw_dummies(draw, self.schedule, phase, draft_len)
             if step is not None:
                 return step
+            draft_len = max(draft_len, least_draft_len(self.schedule.config))
         return self._draw_served(draw, draft_len, replay=phase is Phase.REPLAY)
 
     def _draw_served(self, draw: Draw, draft_len: int, *, replay: bool) -> Step:
@@ -115,7 +124,7 @@ class Composer:
             draft_len, sizes = self._nearest_graphs(draft_len)
         layout = self._draw_layout(draw, draft_len, sizes)
         if not layout.contexts and not layout.generations:
-            draft_len, sizes = self.schedule.config.min_draft_len, ()
+            draft_len, sizes = least_draft_len(self.schedule.config), ()
             layout = self._draw_layout(draw, draft_len, sizes)
         # Generations that fit one by one need not fit together, so there may be fewer than a graph has.
         replayed = not layout.contexts and len(layout.generations) in sizes

@@ -9,10 +9,12 @@ from typing import Final
 from hypothesis import strategies as st
 
 from scenarios import BACKENDS, WORKERS, Config, Request, Schedule, UsageError, closest
-from scenarios.schedule import most_nodes
+from scenarios.acceptance import VARIANTS
+from scenarios.trees import most_nodes
+from strategies.acceptance import draw_variants
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
 from strategies.layout import Room, pages
-from strategies.sizes import prompt_lens
+from strategies.sizes import least_draft_len, prompt_lens
 
 DENSE: Final = tuple(name for name, backend in BACKENDS.items() if not backend.sparse)
 
@@ -52,6 +54,7 @@ def configs(
     *,
     workers: Collection[str] | None = None,
     backends: Collection[str] = DENSE,
+    variants: Collection[str] = (),
     max_draft_len: int = 7,
     max_batch: int = 8,
 ) -> st.SearchStrategy[Config]:
@@ -61,6 +64,7 @@ def configs(
 
     workers        class names, by default all of ``WORKERS``
     backends       attention backends, keys of ``BACKENDS``, by default the dense one
+    variants       ways to accept and to read drafts that may be drawn, of ``VARIANTS``, by default none
     max_draft_len  largest ``Config.max_draft_len``, at most 31; drawn is this one, or one of 1, 2, 3, 4, 7 below it
     max_batch      largest ``Config.max_num_requests``, at most 256
 
@@ -70,11 +74,15 @@ def configs(
     """
     names = _names("workers", WORKERS if workers is None else workers, WORKERS)
     known_backends = _names("backends", backends, BACKENDS)
+    for variant in variants:
+        if variant not in VARIANTS:
+            problem = f"configs(): variants names {variant!r}, which does not exist"
+            raise UsageError(f"{problem}; {closest(variant, VARIANTS)}")
     in_range("configs", "max_draft_len", max_draft_len, 1, 31)
     in_range("configs", "max_batch", max_batch, 1, MANY)
     draft_lens = tuple(dict.fromkeys((*(k for k in _DRAFT_LENS if k < max_draft_len), max_draft_len)))
     rows = (max_batch, *(n for n in _ROWS if n < max_batch), max_batch)
-    return _configs(names, known_backends, draft_lens, rows)
+    return _configs(names, known_backends, tuple(variants), draft_lens, rows)
 
 
 def _names(argument: str, names: Collection[str], known: Collection[str]) -> tuple[str, ...]:
@@ -92,6 +100,7 @@ def _configs(
     draw: st.DrawFn,
     workers: tuple[str, ...],
     backends: tuple[str, ...],
+    variants: tuple[str, ...],
     draft_lens: tuple[int, ...],
     rows: tuple[int, ...],
 ) -> Config:
@@ -121,7 +130,7 @@ def _configs(
         dynamic_tree_max_topK=topk,
         max_total_draft_tokens=nodes,
     )
-    return _tighten(draw, config, tight) if tight else config
+    return draw_variants(draw, _tighten(draw, config, tight) if tight else config, variants)
 
 
 def _tighten(draw: Draw, config: Config, tight: Collection[str]) -> Config:
@@ -168,7 +177,7 @@ def draw_prompt_len(draw: Draw, config: Config, longest: int) -> int:
 
 def room_of(strategy: str, config: Config) -> Room:
     """What the empty engine of ``config`` holds at its smallest draft length, which is at least one request."""
-    room = Room(Schedule(config), config.min_draft_len)
+    room = Room(Schedule(config), least_draft_len(config))
     if not room.takes_prompt:
         need = room.least_prompt + room.extra
         raise UsageError(

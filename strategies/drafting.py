@@ -13,8 +13,9 @@ from strategies.sizes import draft_lens
 def draft_lengths(config: Config) -> st.SearchStrategy[int]:
     """Runtime draft lengths K of a step, from the worker's smallest to ``max_draft_len``.
 
-    Shrinks to 1. Zero and the maximum are drawn twice as often as the others, so that a few steps in a row go
-    K, 0, K or shrink and grow. Raises ``UsageError`` for a configuration that is not valid.
+    With drafts accepted by force there are at least as many. Shrinks to 1. Zero and the maximum are drawn twice as
+    often as the others, so that a few steps in a row go K, 0, K or shrink and grow. Raises ``UsageError`` for a
+    configuration that is not valid.
     """
     check_config(config)
     return st.sampled_from(draft_lens(config))
@@ -36,16 +37,19 @@ def _agreements(draw: st.DrawFn, draft_len: int, rows: int) -> tuple[int, ...]:
     return draw_agreements(draw, draft_len, rows)
 
 
-def draw_agreements(draw: Draw, draft_len: int, rows: int) -> tuple[int, ...]:
-    """The same, with the ``draw`` of a composite strategy."""
-    if draft_len == 0 or rows == 0:
-        return (0,) * rows
+def draw_agreements(draw: Draw, draft_len: int, rows: int, least: int = 0) -> tuple[int, ...]:
+    """The same, with the ``draw`` of a composite strategy; ``least`` everywhere at least."""
+    options = draft_len - least + 1
+    if options == 1 or rows == 0:
+        return (least,) * rows
     if rows == 1:
-        return (pick(draw, draft_len + 1),)
+        return (least + pick(draw, options),)
     mode = pick(draw, 4)
-    return tuple(digits(draw, (draft_len + 1,) * rows)) if mode >= 2 else (mode * draft_len,) * rows
+    if mode < 2:
+        return (draft_len if mode else least,) * rows
+    return tuple(least + extra for extra in digits(draw, (options,) * rows))
 
 
-def draw_draft_len(draw: Draw, config: Config) -> int:
-    """A draft length as in ``draft_lengths``."""
-    return choose(draw, draft_lens(config))
+def draw_draft_len(draw: Draw, config: Config, *, of_dummies: bool = False) -> int:
+    """A draft length as in ``draft_lengths``; one of dummies may be smaller than what is accepted by force."""
+    return choose(draw, draft_lens(config, of_dummies=of_dummies))

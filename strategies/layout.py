@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from hypothesis import strategies as st
 
 from scenarios import Config, Context, Generation, RequestState, Schedule, UsageError
+from strategies.acceptance import least_agreement
 from strategies.choices import Draw, arrangement, choose, in_range
 from strategies.drafting import draw_agreements
 from strategies.sizes import SHAPES, chunk_lens, fitting_shape
@@ -199,7 +200,8 @@ def _with_agreements(
     draw: Draw, schedule: Schedule, draft_len: int, chunks: list[tuple[int, int]], running: list[int]
 ) -> Layout:
     steered = chunks if schedule.config.traits.drafts_for_contexts else []
-    agree = draw_agreements(draw, draft_len, len(steered) + len(running))
+    least = least_agreement(schedule.config, draft_len)
+    agree = draw_agreements(draw, draft_len, len(steered) + len(running), least)
     contexts = [
         Context(request=r, chunk=chunk, agree=agree[i] if steered else 0) for i, (r, chunk) in enumerate(chunks)
     ]

@@ -65,6 +65,7 @@ def make_machine(
     config: Config | st.SearchStrategy[Config] | None = None,
     workers: Collection[str] | None = None,
     backends: Collection[str] = DENSE,
+    variants: Collection[str] = (),
     max_draft_len: int = 7,
     max_batch: int = 8,
     max_startup: int = 3,
@@ -85,7 +86,7 @@ def make_machine(
     The other options are those of ``scenarios``. Raises ``UsageError`` for an argument that is out of range.
     """
     in_range("make_machine", "max_startup", max_startup, 0)
-    source = config_source("make_machine", config, workers, backends, max_draft_len, max_batch)
+    source = config_source("make_machine", config, workers, backends, variants, max_draft_len, max_batch)
     subject = Subject(open_session, open_reference, check_step, record, source, max_startup)
     return type("ScenarioMachine", (ScenarioMachine,), {"subject": subject})
 
@@ -109,7 +110,7 @@ def _failing_steps(draw: st.DrawFn) -> Step:
     machine: ScenarioMachine = draw(st.runner())
     assert machine.subject.record is not None
     phase = choose(draw, [p for p in machine.phases if p in _TOLERATED])
-    machine.composer.draw_failure(draw, machine.subject.record, phase=phase, kinds=_TOLERATED)
+    machine.composer.draw_failure(draw, machine.subject.record, phase=phase, kinds=_TOLERATED, last=False)
     return machine.composer.steps[-1]
 
 

@@ -21,6 +21,7 @@ def scenarios(
     config: Config | st.SearchStrategy[Config] | None = None,
     workers: Collection[str] | None = None,
     backends: Collection[str] = DENSE,
+    variants: Collection[str] = (),
     max_draft_len: int = 7,
     max_batch: int = 8,
     max_steps: int = 5,
@@ -34,13 +35,13 @@ def scenarios(
     max_steps     most steps, start-up included
     with_startup  whether warm-up and graph capture may come first, and so replays later
 
-    ``workers``, ``backends``, ``max_draft_len`` and ``max_batch`` are those of ``configs``.
+    ``workers``, ``backends``, ``variants``, ``max_draft_len`` and ``max_batch`` are those of ``configs``.
 
     Every scenario passes ``scenarios.check``, and nothing is rejected while drawing. Shrinks to one request of one
     token in one eager step with draft length 1. Raises ``UsageError`` for an argument that is out of range.
     """
     in_range("scenarios", "max_steps", max_steps, 1)
-    source = config_source("scenarios", config, workers, backends, max_draft_len, max_batch)
+    source = config_source("scenarios", config, workers, backends, variants, max_draft_len, max_batch)
     return _scenarios(source, _sizes(1, max_steps), with_startup, None)
 
 
@@ -50,12 +51,15 @@ def faulted_scenarios(
     config: Config | st.SearchStrategy[Config] | None = None,
     workers: Collection[str] | None = None,
     backends: Collection[str] = DENSE,
+    variants: Collection[str] = (),
     max_draft_len: int = 7,
     max_batch: int = 8,
     max_steps: int = 5,
     with_startup: bool = True,
 ) -> st.SearchStrategy[Scenario]:
     """Scenarios in which one step fails, followed by at least one ordinary step if the failure is tolerated.
+
+    None follows where it hangs on the place of the failure what later steps accept by force.
 
     record  is called with the scenario up to and including the step that is to fail, without the fault. It returns
             the sites of that last step, site -> occurrences. It must give equal answers to equal questions. For a
@@ -66,7 +70,7 @@ def faulted_scenarios(
     is out of range.
     """
     in_range("faulted_scenarios", "max_steps", max_steps, 2)
-    source = config_source("faulted_scenarios", config, workers, backends, max_draft_len, max_batch)
+    source = config_source("faulted_scenarios", config, workers, backends, variants, max_draft_len, max_batch)
     return _scenarios(source, _sizes(2, max_steps), with_startup, record)
 
 
@@ -80,12 +84,15 @@ def config_source(
     config: object,
     workers: Collection[str] | None,
     backends: Collection[str],
+    variants: Collection[str],
     max_draft_len: int,
     max_batch: int,
 ) -> st.SearchStrategy[Config]:
     """Where ``strategy`` takes its configurations from: the one given, or ``configs``."""
     if config is None:
-        return configs(workers=workers, backends=backends, max_draft_len=max_draft_len, max_batch=max_batch)
+        return configs(
+            workers=workers, backends=backends, variants=variants, max_draft_len=max_draft_len, max_batch=max_batch
+        )
     if isinstance(config, Config):
         room_of(strategy, config)
         return st.just(config)

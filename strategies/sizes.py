@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from scenarios import Config
+from strategies.acceptance import least_agreement
 
 NEAR: Final = 64
 """Limits beyond so many tokens are not approached: what they would show, a smaller limit shows sooner."""
@@ -43,13 +44,19 @@ def fitting_shape(shape: tuple[int, int], contexts: int, generations: int, rows:
     return fit_c, min(c + g - fit_c, generations, rows - fit_c)
 
 
+def least_draft_len(config: Config) -> int:
+    """Smallest draft length of a step after which the request may have any other: acceptance by force needs drafts."""
+    return max(config.min_draft_len, least_agreement(config, config.max_draft_len))
+
+
 @lru_cache(maxsize=1024)
-def draft_lens(config: Config) -> tuple[int, ...]:
+def draft_lens(config: Config, *, of_dummies: bool = False) -> tuple[int, ...]:
     """Runtime draft lengths K of a configuration: 1, then 0, then the rest; 0 and the maximum twice.
 
-    K = 0 and a change through it (K, 0, K) left the drafter without the tokens in between (PR #16888).
+    K = 0 and a change through it (K, 0, K) left the drafter without the tokens in between (PR #16888). For dummies,
+    which have no later step, all that the worker has.
     """
-    low, high = config.min_draft_len, config.max_draft_len
+    low, high = config.min_draft_len if of_dummies else least_draft_len(config), config.max_draft_len
     return tuple(k for k in (1, 0, *range(2, high + 1), 0, high) if k >= low) if low < high else (high,)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from scenarios import Context, Generation, Phase, Schedule, Step
+from strategies.acceptance import least_agreement
 from strategies.choices import Draw, choose, digits
 from strategies.drafting import draw_agreements
 from strategies.layout import Room
-from strategies.sizes import GRAPHS, SHAPES, fitting_shape, prompt_lens
+from strategies.sizes import GRAPHS, SHAPES, fitting_shape, least_draft_len, prompt_lens
 
 
 def most_dummies(room: Room) -> int:
@@ -25,7 +26,7 @@ def draw_dummies(draw: Draw, schedule: Schedule, phase: Phase, draft_len: int) -
     room = Room(schedule, draft_len)
     most = most_dummies(room)
     if not most:
-        draft_len = schedule.config.min_draft_len
+        draft_len = least_draft_len(schedule.config)
         room = Room(schedule, draft_len)
         most = most_dummies(room)
     if not most:
@@ -55,7 +56,8 @@ def _draw_generations(draw: Draw, room: Room, draft_len: int, size: int) -> tupl
     longest, least = room.longest_past(), room.config.least_history
     wanted = (least, *prompt_lens(room.config, longest)) if longest > least else (least,)
     # A dummy has no tree of drafts.
-    accept = [1 + a for a in draw_agreements(draw, 0 if room.config.traits.tree else draft_len, size)]
+    drafts = 0 if room.config.traits.tree else draft_len
+    accept = [1 + a for a in draw_agreements(draw, drafts, size, least_agreement(room.config, drafts))]
     rows: list[Generation] = []
     for later, i in zip(range(size - 1, -1, -1), digits(draw, (len(wanted),) * size)):
         past = min(wanted[i], room.longest_past(later))

@@ -16,6 +16,7 @@ with warnings.catch_warnings():
 
 from engines.portable.session import PortableSession
 from scenarios import BACKENDS, Config, Request, UsageError
+from scenarios.acceptance import VARIANTS
 
 __all__ = ["PortableEngine", "PortableSession"]
 
@@ -28,6 +29,7 @@ class PortableEngine:
 
     name = "portable"
     backends = tuple(BACKENDS)
+    variants = VARIANTS
 
     def __init__(self, device: str = "cpu") -> None:
         if device not in ("cpu", "cuda"):

@@ -26,7 +26,7 @@ from engines.tracer import (
     one_hot,
     own_terms,
 )
-from scenarios.tracer import PRIME
+from scenarios.tracer import PRIME, VOCAB_SIZE, d2t
 
 HIDDEN_SIZE: Final = 2
 NUM_LAYERS: Final = 3
@@ -54,11 +54,19 @@ class Steering:
 
     agree  int64 [max_num_requests], device: so many, from the first on, per row
     depth  draft steps done in this forward
+    d2t    int64 [VOCAB_SIZE], device: what is to be added to the head's token to have the target's; None when they
+        speak the same vocabulary
     """
 
-    def __init__(self, max_num_requests: int, device: torch.device) -> None:
+    def __init__(self, max_num_requests: int, device: torch.device, *, draft_vocab_map: bool = False) -> None:
         self.agree = torch.zeros(max_num_requests, dtype=torch.int64, device=device)
         self.depth = 0
+        self.d2t = torch.tensor([d2t(i) for i in range(VOCAB_SIZE)], device=device) if draft_vocab_map else None
+        self._token_of = None if self.d2t is None else self.d2t + torch.arange(VOCAB_SIZE, device=device)
+
+    def in_draft_vocab(self, logits: Tensor) -> Tensor:
+        """Logits of the target's tokens, [rows, VOCAB_SIZE], as the draft head has them."""
+        return logits if self._token_of is None else logits.index_select(1, self._token_of)
 
     def steer(self, agree: list[int]) -> None:
         """Set ``agree`` for the rows of the next step."""
@@ -85,10 +93,10 @@ class SteeredLogitsProcessor(nn.Module):
     ) -> Tensor:
         tokens = lm_head(hidden_states)
         if self.parallel:
-            return one_hot(self.steering.disturb(tokens, attn_metadata))
+            return self.steering.in_draft_vocab(one_hot(self.steering.disturb(tokens, attn_metadata)))
         agrees = self.steering.agree[: len(tokens)] > self.steering.depth
         self.steering.depth += 1
-        return one_hot(torch.where(agrees, tokens, disagree(tokens)))
+        return self.steering.in_draft_vocab(one_hot(torch.where(agrees, tokens, disagree(tokens))))
 
 
 class SteeredMTPHead(SteeredLogitsProcessor):
@@ -127,7 +135,7 @@ class SteeredTreeLogitsProcessor(nn.Module):
         first = torch.where(agrees, tokens, disagree(tokens))
         with_decoys = self.steering.depth == self.depth_with_decoys
         self.steering.depth += 1
-        return log_probabilities(tokens, first, self.topk, with_decoys)
+        return self.steering.in_draft_vocab(log_probabilities(tokens, first, self.topk, with_decoys))
 
 
 class MarkovHead(nn.Module):
@@ -139,7 +147,8 @@ class MarkovHead(nn.Module):
 
     def forward(self, block_logits: Tensor, attn_metadata: Any) -> Tensor:
         tokens = torch.argmax(block_logits, dim=-1).flatten()
-        return one_hot(self.steering.disturb(tokens, attn_metadata)).view_as(block_logits)
+        corrected = one_hot(self.steering.disturb(tokens, attn_metadata))
+        return self.steering.in_draft_vocab(corrected).view_as(block_logits)
 
 
 class TracerModel(nn.Module):
@@ -271,6 +280,7 @@ class Eagle3DraftModel(DraftModel):
     def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.model = Eagle3Layers(tracer)
+        self.model.register_buffer("d2t", steering.d2t)
         self.logits_processor = head
 
     def apply_eagle3_fc(self, hidden_states: Tensor) -> Tensor:
@@ -303,6 +313,7 @@ class DraftTargetDraftModel(DraftModel):
     def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.model = DraftTargetLayers(tracer)
+        self.model.register_buffer("d2t", steering.d2t)
         self.logits_processor = head
 
 
@@ -312,6 +323,7 @@ class PARDDraftModel(DraftModel):
     def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
         self.model = PARDLayers(tracer)
+        self.model.register_buffer("d2t", steering.d2t)
         self.logits_processor = head
 
 
@@ -323,6 +335,9 @@ class DFlashDraftModel(DraftModel):
 
     def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
         super().__init__(steering)
+        # A token is its own embedding, so that there are no layers to call; but workers look for d2t there.
+        self.model = nn.Module()
+        self.model.register_buffer("d2t", steering.d2t)
         self.logits_processor = head
 
     def project_target_hidden(self, hidden_states: Tensor) -> Tensor:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 from weakref import ref
 
 import torch
 from torch import Tensor
 
 from engines.portable._utils import is_current_stream_capturing
+from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
-from engines.portable.spec_observation import spec_fields
-from engines.portable.tree_observation import TreeObserver
+from engines.portable.spec_observation import force_accept_counter, prepared_fields, spec_fields, spec_slots
+from engines.portable.tree_observation import TreeObserver, linear_fields
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
@@ -27,6 +28,9 @@ _CACHES = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
 """What the pools of the KV-cache manager hold, in order; a dense backend has the first two, vanilla MTP others."""
 _WORKER_STATE = ("_spec_dec_attn_metadata", "_kv_rewind_pending", "_ctx_len_restore_pending")
 """Worker attributes that say whether something is still to be put back."""
+
+_PLAIN: Final = (type(None), bool, int, str, tuple)
+"""Values, which objects share without having anything in common."""
 
 
 class Labels:
@@ -108,7 +112,11 @@ class Observer:
             runtime_tokens_per_gen_step=spec.runtime_tokens_per_gen_step,
             input_ids=result["input_ids"].tolist(),
             position_ids=result["position_ids"].flatten().tolist(),
+            **prepared_fields(spec, n),
         )
+        if self._sparse is not None:
+            fields.update(self._sparse.prepared_fields(attn))
+        fields.update(self._chain_fields())
         self._add(PREPARED, fields)
 
     def entered(self, args: Any, kwargs: Any) -> None:
@@ -138,7 +146,7 @@ class Observer:
 
     def drafting(self, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Before a call of the draft model."""
-        fields = self._forward_metadata()
+        fields = self._forward_metadata(of_target=False)
         if not self._cuda_capture():
             fields.update(self._draft_inputs(kwargs))
         if "all_rank_num_tokens" in kwargs:
@@ -179,6 +187,7 @@ class Observer:
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
             **self._cache_content(requests.values()),
             **spec_fields(self._executor.spec_resource_manager, requests),
+            **spec_slots(self._executor.spec_resource_manager),
         )
         if self._context is not None:
             fields.update(self._context.content(requests.values()))
@@ -193,8 +202,9 @@ class Observer:
             lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
             fields = self._metadata(self._attn_metadata, device=not lost)
             if not lost:
-                fields.update(self._context_lengths(), **self._tree_fields())
-        fields.update(self._ledger(), exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
+                fields.update(self._context_lengths(), **self._tree_fields(), **self._counter())
+        fields.update(spec_slots(self._executor.spec_resource_manager), **self._ledger())
+        fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
     @property
@@ -207,10 +217,13 @@ class Observer:
     def _enter(self) -> None:
         self._run += 1
         self._drafts = 0
-        self._add(ENTERED, {**self._forward_metadata(), **self._context_lengths()})
+        shared = {"shared_with_eager": self._shared_with_eager()} if self._attn_metadata.is_cuda_graph else {}
+        fields = {**self._forward_metadata(), **self._context_lengths(), **self._chain_fields(), **shared}
+        self._add(ENTERED, {**fields, **self._counter()})
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
         fields = {**self._metadata(self._attn_metadata), **self._context_lengths(), **self._tree_fields()}
+        fields.update({**self._chain_fields(), **self._counter()})
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -222,7 +235,7 @@ class Observer:
         )
         self._add(RESTORED, fields)
 
-    def _forward_metadata(self) -> Fields:
+    def _forward_metadata(self, *, of_target: bool = True) -> Fields:
         """The metadata where a forward of the target or of the drafter is about to read it."""
         attn = self._attn_metadata
         fields = self._metadata(attn)
@@ -230,6 +243,7 @@ class Observer:
             fields.update(self._sparse.host_fields(attn))
             if not self._cuda_capture():
                 fields.update(self._sparse.device_fields(attn))
+                fields.update(self._sparse.expanded_fields(attn, with_pages=of_target))
         return fields | self._tree_fields()
 
     def _context_lengths(self) -> Fields:
@@ -237,10 +251,28 @@ class Observer:
             return {}
         return self._context.lengths(self._attn_metadata, self._spec_metadata)
 
+    def _counter(self) -> Fields:
+        return {} if self._cuda_capture() else force_accept_counter(self._worker)
+
     def _tree_fields(self) -> Fields:
         if self._tree is None or self._cuda_capture():
             return {}
         return self._tree.device_fields(self._attn_metadata)
+
+    def _chain_fields(self) -> Fields:
+        """What the kernels are told of drafts that are chains, by the metadata of this engine."""
+        attn = self._attn_metadata
+        drafts = self._tree is None and attn.num_generations > 0 and self._spec_metadata.runtime_draft_len > 0
+        if not drafts or not isinstance(attn, TrtllmAttentionMetadata) or self._cuda_capture():
+            return {}
+        return linear_fields(attn)
+
+    def _shared_with_eager(self) -> list[str]:
+        """Which objects the metadata of a graph has in common with the one that it was copied from."""
+        eager = vars(self._executor.model_engine.attn_metadata)
+        shared = {name: value for name, value in vars(self._attn_metadata).items() if value is eager.get(name)}
+        # A callable is the wrapper of a seam.
+        return sorted(n for n, value in shared.items() if not isinstance(value, _PLAIN) and not callable(value))
 
     def _metadata(self, attn: Any, device: bool = True) -> Fields:
         n = attn.num_seqs

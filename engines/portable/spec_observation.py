@@ -1,13 +1,48 @@
-"""What the observer reads of what a worker keeps per request beside the KV cache."""
+"""What the observer reads of a worker, of its metadata, and of what it keeps per request beside the KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from engines.portable.pyexecutor.resource_manager import SpecResourceManager
-from engines.portable.speculative.mtp import MTPHiddenStatesManager
+from torch import Tensor
+
+from engines.portable.pyexecutor.resource_manager import SlotManager, SpecResourceManager
+from engines.portable.speculative.capture import CapturingSpecMetadata
+from engines.portable.speculative.eagle3 import Eagle3ResourceManager
+from engines.portable.speculative.interface import SpecMetadata
+from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMetadata
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
+
+
+def prepared_fields(spec: Any, rows: int) -> dict[str, Any]:
+    """What the worker's own metadata says of a step of so many rows; another engine's versions differ in it."""
+    if not isinstance(spec, SpecMetadata):
+        return {}
+    fields: dict[str, Any] = {"spec_num_tokens": spec.num_tokens}
+    if isinstance(spec, CapturingSpecMetadata):
+        fields["num_capture_tokens"] = spec.num_capture_tokens
+    manager = getattr(spec, "spec_resource_manager", None)
+    if isinstance(spec, MTPSpecMetadata) or isinstance(manager, Eagle3ResourceManager):
+        slot_ids: Tensor = vars(spec)["slot_ids"]
+        fields["slot_ids"] = slot_ids[:rows].tolist()
+    return fields
+
+
+def force_accept_counter(worker: Any) -> dict[str, int | None]:
+    """How often forced acceptance has drawn; nothing for a worker whose forced number needs no drawing."""
+    # Workers from before that number have none.
+    force = getattr(worker, "force_num_accepted_tokens", 0.0)
+    if force == int(force):
+        return {}
+    counter = worker._force_accept_rng_counter
+    return {"force_accept_counter": None if counter is None else int(counter)}
+
+
+def spec_slots(manager: Any) -> dict[str, dict[int, int]]:
+    """Who holds which slot of what the worker keeps; nothing for a worker that keeps nothing in slots."""
+    slots = getattr(manager, "slot_manager", None)
+    return {"spec_slots": slots.taken()} if isinstance(slots, SlotManager) else {}
 
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:

@@ -18,6 +18,7 @@ from engines.tensorrt_llm.session import TensorrtLlmSession
 from engines.tensorrt_llm.source import UNGUARDED_VARIABLE, find
 from engines.upstream import DRIVEN
 from scenarios import BACKENDS, Config, Request, UsageError, closest
+from scenarios.acceptance import VARIANTS
 
 __all__ = ["KEYWORD", "POSITIONAL", "TensorrtLlmEngine", "TensorrtLlmSession", "Verdict", "doctor"]
 
@@ -71,6 +72,11 @@ class TensorrtLlmEngine:
         """Start a session; ``UsageError`` when the source has no such worker or it cannot be driven."""
         if config.attention_backend not in self.backends:
             raise UsageError(f"config.attention_backend: {self._no_metadata(config.attention_backend)}")
+        for variant in VARIANTS:
+            if getattr(config, variant):
+                raise UsageError(
+                    f"config.{variant}: the suite does not drive upstream's classes this way; leave it out"
+                )
         if config.worker not in DRIVEN:
             raise UsageError(
                 f"config.worker: the suite has no driver for {config.worker}; write one of {', '.join(DRIVEN)}"

@@ -50,6 +50,10 @@ class DFlashWorker(SpecWorker):
             updated=True,
         )
 
+    def spec_metadata(self, batch: Batch) -> Fields:
+        """Each token is captured and counted."""
+        return super().spec_metadata(batch) | {"num_capture_tokens": sum(batch.seq_lens)}
+
     def own_state(self, batch: Batch, *, after: bool) -> Fields:
         """Columns of each generation: its cached tokens, however many of them a step has added."""
         if batch.has_dummies:

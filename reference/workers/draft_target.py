@@ -13,8 +13,7 @@ class DraftTargetOneModelWorker(LinearWorker):
     shares_experts = True
 
     def announced(self, batch: Batch) -> int:
-        """One; its draft calls go by what the attention metadata shows."""
+        """Of a generation the drafts to verify are not counted; draft calls go by what the attention metadata shows."""
         return batch.width + 1 - batch.draft_len
-
 
 WORKER = DraftTargetOneModelWorker()

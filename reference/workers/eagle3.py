@@ -1,6 +1,7 @@
 """Eagle3 in one model: linear drafting from captured hidden states of the target."""
 
 from reference.batch import Batch
+from reference.workers.interface import Fields
 from reference.workers.linear import LinearWorker
 
 
@@ -14,6 +15,10 @@ class Eagle3OneModelWorker(LinearWorker):
     def announced(self, batch: Batch) -> int:
         """Upstream takes off the longest draft, not the step's, so the count may be negative; no experts go by it."""
         return batch.width + 1 - batch.max_draft_len
+
+    def spec_metadata(self, batch: Batch) -> Fields:
+        """All tokens are captured."""
+        return super().spec_metadata(batch) | {"num_capture_tokens": sum(batch.seq_lens)}
 
 
 WORKER = Eagle3OneModelWorker()

@@ -91,6 +91,11 @@ class SpecWorker(ABC):
         """Tokens per generation that its metadata counts (upstream: ``num_tokens`` after ``prepare``)."""
         return batch.width + 1
 
+    def spec_metadata(self, batch: Batch) -> Fields:
+        """Counts that ``SpecMetadata.prepare`` leaves, from the tokens that the target is fed."""
+        contexts = sum(row.query for row in batch.contexts)
+        return {"spec_num_tokens": contexts + self.announced(batch) * len(batch.generations)}
+
     def own_state(self, batch: Batch, *, after: bool) -> Fields:
         """Fields of what it keeps from step to step, before a forward or ``after`` it."""
         return {}

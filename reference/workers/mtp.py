@@ -9,7 +9,7 @@ from typing import Any
 from reference.batch import Batch, Row
 from reference.drafter import Chain, chain
 from reference.history import Drafts, History
-from reference.workers.interface import DraftCall, Drafting, SpecWorker
+from reference.workers.interface import DraftCall, Drafting, Fields, SpecWorker
 from scenarios.tracer import EMPTY, entry
 
 
@@ -29,7 +29,7 @@ class MTPWorker(SpecWorker):
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
             drafts=[Drafts(made.drafts) for made in chains],
-            kv_lens=[row.end for row in batch.rows],
+            kv_lens=[length(row, batch.draft_len) for row in batch.rows],
             open=batch.has_dummies,
         )
 
@@ -40,13 +40,13 @@ class MTPWorker(SpecWorker):
             input_ids=None if batch.has_dummies else [token for tokens, _ in fed for token in tokens],
             position_ids=[position for positions in spans for position in positions],
             seq_lens=[len(positions) for positions in spans],
-            kv_lens=[row.end for row in batch.rows],
+            kv_lens=[length(row, batch.draft_len) for row in batch.rows],
             num_contexts=batch.num_contexts,
             hidden_states=None if batch.has_dummies else [state for _, hidden in fed for state in hidden],
         )
 
     def announced(self, batch: Batch) -> int:
-        """As many as it feeds its layers."""
+        """One token of each generation is not counted: its layers feed the last K."""
         return batch.draft_len
 
     def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:
@@ -66,6 +66,14 @@ def last(history: History) -> tuple[int, int]:
 def span(row: Row, draft_len: int) -> range:
     """Positions that the layers look from: a whole prompt, or the last K that are cached after the step."""
     return range(row.past if row.is_context else row.end - draft_len, row.end)
+
+
+def length(row: Row, draft_len: int) -> int:
+    """KV length that the layers see: what is cached after the step, of a generation at least its K rows.
+
+    Upstream's clamp; it never bites where prompts have K tokens.
+    """
+    return row.end if row.is_context else max(row.end, draft_len)
 
 
 def given(row: Row, made: Chain, positions: range, i: int) -> tuple[list[int], list[int]]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from reference.batch import Batch
-from reference.workers.interface import DraftCall
+from reference.workers.interface import DraftCall, Fields
 from reference.workers.tree import TreeWorker
 
 
@@ -17,6 +17,10 @@ class MTPEagleDynamicTreeWorker(TreeWorker):
         """The announced counts, then the nodes that a layer feeds for each sequence; also as an argument."""
         counts = batch.rows_of_ranks(layer * batch.topk) if layer else batch.tokens_of_ranks(self.announced(batch))
         return replace(call, rank_counts=counts, shows_rank_counts=True, takes_rank_counts=True)
+
+    def spec_metadata(self, batch: Batch) -> Fields:
+        """Its metadata class is Eagle3's, but counts each token."""
+        return super().spec_metadata(batch) | {"num_capture_tokens": sum(batch.seq_lens)}
 
 
 WORKER = MTPEagleDynamicTreeWorker()

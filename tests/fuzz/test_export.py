@@ -417,6 +417,8 @@ def test_other_reasons_why_there_is_no_file(monkeypatch: pytest.MonkeyPatch) -> 
     )
     sparse = scenario("MTPEagleWorker", CONTEXT, prompts=(2,), attention_backend="DSA", index_topk=2)
     assert "drives TrtllmAttentionMetadata's fields, not those of DSAtrtllmAttentionMetadata" in refused(sparse)
+    forced = scenario("MTPEagleWorker", CONTEXT, prompts=(2,), force_num_accepted_tokens=1.0)
+    assert "a file of its own knows nothing of config.force_num_accepted_tokens" in refused(forced)
     monkeypatch.delitem(exported.MODES, "PARDWorker")
     assert refused(LEAK).startswith("it: cannot be exported: no file of its own drives PARDWorker")
     monkeypatch.undo()

@@ -20,11 +20,11 @@ UPSTREAM = {
         "DraftTargetOneModelSpecMetadata",
         "SASpecMetadata",
     },
-    "per request": {"MTPHiddenStatesManager", "SuffixAutomatonManager", "SpecTreeManager"},
+    "per request": {"Eagle3ResourceManager", "MTPHiddenStatesManager", "SuffixAutomatonManager", "SpecTreeManager"},
     "KV cache": {"KVCacheManager", "DSACacheManager"},
 }
 """By upstream's names. Not here yet: FlashInfer, vanilla and DeepSeek-V4 attention, the second KV-cache manager."""
-OWN = {"SpecResourceManager", "SeqSlotManager"}
+OWN = {"CapturingSpecMetadata", "SpecResourceManager", "SeqSlotManager"}
 """What upstream has under other names, or inside a worker."""
 
 

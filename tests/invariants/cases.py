@@ -27,9 +27,9 @@ def _agree(worker: str, count: int) -> int:
     return count if WORKERS[worker].drafts_for_contexts else 0
 
 
-def sparse(scenario: Scenario) -> Scenario:
-    """The same scenario on the DSA backend."""
-    return check(replace(scenario, config=replace(scenario.config, attention_backend="DSA", index_topk=3)))
+def sparse(scenario: Scenario, index_topk: int = 3) -> Scenario:
+    """The same scenario on the DSA backend: with 3, every row has more tokens than it selects; with 12, some have."""
+    return check(replace(scenario, config=replace(scenario.config, attention_backend="DSA", index_topk=index_topk)))
 
 
 def served(worker: str) -> Scenario:
@@ -101,6 +101,34 @@ def started_up(worker: str) -> Scenario:
                     generations=(Generation(request=0, agree=3), Generation(request=1, agree=2)),
                 ),
                 Step(draft_len=3, generations=(Generation(request=1), Generation(request=0))),
+            ),
+        )
+    )
+
+
+def forced(worker: str) -> Scenario:
+    """Accepts one draft or two, whatever the target agrees with, in every phase; the last step fails."""
+    fault = Fault(site="draft_model.forward", occurrence=2, kind=FaultKind.OOM)
+    both = (Generation(request=0, agree=3), Generation(request=1, agree=2))
+    return check(
+        Scenario(
+            config=replace(_config(worker), force_num_accepted_tokens=1.5),
+            requests=(Request(id=0, prompt_len=5), Request(id=1, prompt_len=3)),
+            steps=(
+                Step(
+                    phase=Phase.WARMUP,
+                    draft_len=3,
+                    contexts=(Context(request=None, chunk=9),),
+                    generations=(_dummy(worker, 2, 3),),
+                ),
+                Step(phase=Phase.CAPTURE, draft_len=3, generations=(_dummy(worker, 3, 4), _dummy(worker, 5, 3))),
+                Step(
+                    draft_len=3,
+                    contexts=(Context(request=0, chunk=5, agree=3), Context(request=1, chunk=3, agree=2)),
+                ),
+                Step(phase=Phase.REPLAY, draft_len=3, generations=both),
+                Step(draft_len=3, generations=both[::-1]),
+                Step(draft_len=3, generations=both, fault=fault),
             ),
         )
     )

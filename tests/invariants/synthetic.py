@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import reference
-from scenarios import Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
+from scenarios import Config, Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
 
 
 class Pages:
@@ -42,6 +42,7 @@ def dressed(scenario: Scenario) -> Trace:
     pages = Pages(config.num_blocks, config.tokens_per_block)
     expected = reference.trace(scenario)
     steps = []
+    slots: dict[int, int] = {}
     for (step, plans), taken in zip(walk(scenario), expected.steps, strict=False):
         tables = [pages.grow(pages.owned.setdefault(p.request, []) if p.request is not None else [], p.granted)
                   for p in plans]  # fmt: skip
@@ -50,8 +51,9 @@ def dressed(scenario: Scenario) -> Trace:
         blocks = {request: list(owned) for request, owned in pages.owned.items()}
         for request in step.finish:
             pages.shrink(pages.owned.pop(request), 0)
-        taken = _dress_sparse(taken, prepared["kv_cache_block_offsets"], config.tokens_per_block)
-        steps.append(_dress_step(step, _dress_context(taken, config.traits), prepared, blocks, config.traits))
+        taken = _dress_sparse(taken, prepared["kv_cache_block_offsets"], config)
+        taken = _dress_slots(_dress_counter(_dress_context(taken, config.traits)), step, slots)
+        steps.append(_dress_step(step, taken, prepared, blocks, config.traits))
     classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
     return Trace("synthetic", "cpu", tuple(steps), classes)
 
@@ -68,8 +70,9 @@ def _release(pages: Pages, step: Step, plans: list[RowPlan], tables: list[list[i
             pages.shrink(table, held[plan.request])
 
 
-def _dress_sparse(taken: StepTrace, tables: list[list[int]], size: int) -> StepTrace:
+def _dress_sparse(taken: StepTrace, tables: list[list[int]], config: Config) -> StepTrace:
     """Adds the pages and slots that a sparse backend names wherever the oracle says which tokens they belong to."""
+    size, columns = config.tokens_per_block, 1 + config.max_draft_len
     prepared = taken.find("prepared")
     if prepared is None or "slot_owners" not in prepared:
         return taken
@@ -83,6 +86,9 @@ def _dress_sparse(taken: StepTrace, tables: list[list[int]], size: int) -> StepT
                 "block_table": used,
                 "indexer_k_cache_block_offsets": used,
             }
+            if substep.name in ("prepared", "entered"):
+                rows = used[substep["num_contexts"] :]
+                physical["block_table_expanded"] = [pages for pages in rows for _ in range(columns)]
             substep = replace(substep, fields={**substep.fields, **physical})
         substeps.append(substep)
     return replace(taken, substeps=tuple(substeps))
@@ -105,6 +111,31 @@ def _dress_context(taken: StepTrace, traits: WorkerTraits) -> StepTrace:
     return replace(taken, substeps=tuple(substeps))
 
 
+def _dress_counter(taken: StepTrace) -> StepTrace:
+    """Adds the counter of forced acceptance that a failed step leaves: every one has accepted."""
+    restored, last = taken.find("restored", 0), taken.substeps[-1]
+    if last.name != "failed" or restored is None or "force_accept_counter" not in restored:
+        return taken
+    fields = {**last.fields, "force_accept_counter": restored["force_accept_counter"]}
+    return replace(taken, substeps=(*taken.substeps[:-1], replace(last, fields=fields)))
+
+
+def _dress_slots(taken: StepTrace, step: Step, slots: dict[int, int]) -> StepTrace:
+    """Adds ``slots``, the lowest free one for each request of the step that has none; dummies have the highest."""
+    for row in step.rows:
+        if row.request is not None and row.request not in slots:
+            slots[row.request] = min(set(range(len(slots) + 1)) - set(slots.values()))
+    shown = {
+        "prepared": {"slot_ids": [slots.get(row.request, 99 - i) for i, row in enumerate(step.rows)]},
+        "updated": {"spec_slots": dict(slots)},
+        "failed": {"spec_slots": {}},
+    }
+    for request in slots.copy() if taken.outcome != "ok" else step.finish:
+        slots.pop(request)
+    substeps = [replace(s, fields={**s.fields, **shown.get(s.name, {})}) for s in taken.substeps]
+    return replace(taken, substeps=tuple(substeps))
+
+
 def _dress_step(
     step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[int, list[int]], traits: WorkerTraits
 ) -> StepTrace:
@@ -124,6 +155,8 @@ def _dress_step(
         fields = dict(substep.fields)
         name = substep.name
         if "_seq_lens" in fields:
+            if name == "entered" and graph:
+                fields["shared_with_eager"] = ["device", "kv_cache_manager"]
             fields["identity"] = {**objects, **{f: f"clone of {f}" for f in fields["_saved_tensors"]}}
         if name == "prepared":
             fields |= prepared

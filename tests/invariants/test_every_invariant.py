@@ -21,6 +21,7 @@ from tests.invariants.cases import (
     PARD,
     SA,
     failing,
+    forced,
     served,
     sparse,
     started_up,
@@ -29,10 +30,12 @@ from tests.invariants.mutations import MUTATIONS, Mutation
 from tests.invariants.synthetic import dressed, edit, edit_step
 
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
-CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
+SPARSE.append(sparse(served(EAGLE), 12))
+FORCED = [forced(EAGLE)]
+CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + FORCED
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
-FEW += [served(MTP), served(SA)]
+FEW += [served(MTP), served(SA), *FORCED]
 
 
 @cache

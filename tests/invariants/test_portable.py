@@ -22,6 +22,7 @@ from tests.invariants.cases import (
     PARD,
     SA,
     failing,
+    forced,
     served,
     sparse,
     started_up,
@@ -33,7 +34,7 @@ from engines.portable import PortableEngine
 
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
-CASES = [*DENSE, *(sparse(scenario) for scenario in DENSE[:2])]
+CASES = [*DENSE, forced(EAGLE), *(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
 ENGINE = PortableEngine()
 
 

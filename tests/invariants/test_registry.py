@@ -18,7 +18,7 @@ def test_each_is_well_described(item: Predicate | Relation) -> None:
     assert item.statement.endswith(".")
     assert "\n" not in item.statement
     assert set(item.reads) <= set(FIELDS)
-    assert all(re.fullmatch(r"(TRT|VLL|SGL)-\d\d", entry) for entry in item.museum)
+    assert all(re.fullmatch(r"(TRT|VLL|SGL)-\d{2,3}", entry) for entry in item.museum)
     assert len(set(item.museum)) == len(item.museum)
 
 

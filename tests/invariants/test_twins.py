@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 import strategies
 from invariants import Relation, all_invariants, twins, verify
 from scenarios import Context, Generation, Phase, Request, Scenario, Step, Trace, check
-from tests.invariants.cases import EAGLE, failing, served, started_up
+from tests.invariants.cases import EAGLE, failing, forced, served, started_up
 from tests.invariants.synthetic import dressed
 
 MIXED, STARTED, FAILING = served(EAGLE), started_up(EAGLE), failing(EAGLE)
@@ -38,6 +38,13 @@ def test_relations_apply_only_where_they_have_something_to_say() -> None:
         steps=(Step(draft_len=1, contexts=(Context(request=0, chunk=2),)),),
     )
     assert _applying(check(single)) == []
+
+
+def test_random_numbers_are_drawn_alike_only_by_the_same_forwards() -> None:
+    drawing = replace(forced(EAGLE), steps=forced(EAGLE).steps[:-1])
+    assert _applying(drawing) == ["replay-equals-eager"]
+    whole = replace(drawing, config=replace(drawing.config, force_num_accepted_tokens=2.0))
+    assert "batch-equals-requests-alone" in _applying(check(whole))
 
 
 def test_verify_runs_one_more_scenario_per_relation_that_applies() -> None:

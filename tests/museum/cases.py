@@ -1,11 +1,13 @@
-"""The smallest scenario that shows each seeded defect, written by hand: museum entry and variant -> scenario."""
+"""The smallest scenario that shows each seeded defect, written by hand: museum entry and variant -> scenario.
+
+``scenario_of`` is where further ones come in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from museum import Bug
 from scenarios import (
     WORKERS,
     Config,
@@ -243,8 +245,8 @@ def warm_up_and_serve(worker: str) -> Scenario:
     return _scenario(
         worker,
         Step(phase=Phase.WARMUP, draft_len=K, generations=(Generation(request=None, past=3),)),
-        Step(draft_len=K, contexts=(_fills(worker, 0, 2),)),
-        prompts=(2,),
+        Step(draft_len=K, contexts=(_fills(worker, 0, _short(worker)),)),
+        prompts=(_short(worker),),
         tokens_per_block=1,
     )
 
@@ -317,6 +319,41 @@ def sparse_batch(worker: str) -> Scenario:
     )
 
 
+def long_joins_short(worker: str) -> Scenario:
+    """A prompt with more tokens than are selected joins a request with fewer, on a sparse backend."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 4, K),)),
+        Step(draft_len=K, contexts=(_fills(worker, 1, 14, K),), generations=(Generation(request=0, agree=K),)),
+        prompts=(4, 14),
+        attention_backend="DSA",
+        index_topk=12,
+    )
+
+
+def sparse_chunks(worker: str) -> Scenario:
+    """A prompt in two chunks on a sparse backend."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 4),)),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 3),)),
+        prompts=(7,),
+        **SPARSE,
+    )
+
+
+def sparse_growth(worker: str) -> Scenario:
+    """Requests on a sparse backend, of which the first is alone at first and then behind the second."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5), _fills(worker, 1, 6))),
+        Step(draft_len=K, generations=(Generation(request=0),)),
+        Step(draft_len=K, generations=(Generation(request=1), Generation(request=0))),
+        prompts=(5, 6),
+        **SPARSE,
+    )
+
+
 def sparse_rejections(worker: str) -> Scenario:
     """A request on a sparse backend whose drafts do not agree; then drafts that should."""
     return _scenario(
@@ -325,7 +362,8 @@ def sparse_rejections(worker: str) -> Scenario:
         Step(draft_len=K, generations=(Generation(request=0, agree=K),)),
         Step(draft_len=K, generations=(Generation(request=0),)),
         prompts=(5,),
-        **SPARSE,
+        attention_backend="DSA",
+        index_topk=8,
     )
 
 
@@ -375,6 +413,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-06/request-types": prompt,
     "TRT-09": replayed,
     "TRT-09/sparse": sparse_graph,
+    "TRT-09/saved": replayed,
     "TRT-10": slot_changes_hands,
     "TRT-12": sparse_batch,
     "TRT-13": sparse_beyond_the_table,
@@ -404,12 +443,21 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-42": at_the_limit,
     "TRT-45": one_page_each,
     "TRT-56": generate,
+    "TRT-56/dummies": warm_up_and_serve,
+    "TRT-56/failed": drafting_fails,
     "TRT-56/left-out": left_out,
     "TRT-50": large_trees,
     "TRT-50/mask-stride": wide_trees,
     "TRT-50/offset-stride": wide_trees,
     "TRT-63": sparse_batch,
     "TRT-63/skipped": sparse_batch,
+    "TRT-63/expanded": sparse_growth,
+    "TRT-12/scales": sparse_batch,
+    "TRT-16/expanded": sparse_rejections,
+    "TRT-16/dense": sparse_batch,
+    "TRT-17/windows": sparse_chunks,
+    "TRT-99": long_joins_short,
+    "TRT-06/chain-masks": sparse_batch,
     "TRT-70": no_drafts_between,
     "TRT-73": no_drafts_between,
     "TRT-75": two_graphs,
@@ -437,10 +485,3 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "VLL-23/text": generate,
     "VLL-23/placeholders": generate,
 }
-
-
-def scenario_of(bug: Bug) -> Scenario:
-    """The scenario of a defect, for the worker that it is hunted in."""
-    entry, worker, *variant = bug.id.split("/")
-    make = SCENARIOS.get(bug.id) or SCENARIOS["/".join((entry, *variant))]
-    return make(worker)

@@ -14,7 +14,7 @@ from engines.base import run
 from invariants import Verdict, all_invariants, verify
 from museum import BUGS, Bug, seeded
 from scenarios import Scenario, scenario_from_json
-from tests.museum.cases import scenario_of
+from tests.museum.scenario_of import scenario_of
 
 pytest.importorskip("torch", reason="the portable engine needs torch")
 

@@ -8,6 +8,7 @@ import torch
 
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
+from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
@@ -38,6 +39,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         mask_token_id=MASK_TOKEN,
         dynamic_tree_max_topK=config.dynamic_tree_max_topK,
         dynamic_tree_max_nodes=config.max_total_draft_tokens,
+        force_num_accepted_tokens=config.force_num_accepted_tokens,
     )
     sparse = BACKENDS[config.attention_backend].sparse
     cache_class = DSACacheManager if sparse else KVCacheManager
@@ -64,12 +66,14 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_seq_len=config.max_seq_len,
         num_slots=config.num_blocks,
         tracer=tracer,
-        steering=Steering(config.max_num_requests, device),
+        steering=Steering(config.max_num_requests, device, draft_vocab_map=config.draft_vocab_map),
         device=device,
     )
     spec_resource_manager = get_spec_resource_manager(setting)
+    draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
+    worker.set_draft_model(draft_model)
     model_engine = PyTorchModelEngine(
-        model=SpecDecOneEngineForCausalLM(tracer, get_draft_model(setting), get_spec_worker(setting)),
+        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker),
         spec_config=spec_config,
         spec_metadata=get_spec_metadata(setting, spec_resource_manager),
         kv_cache_manager=kv_cache_manager,
@@ -78,7 +82,11 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_num_tokens=config.max_num_tokens,
         device=device,
         attn_metadata_class=(
-            partial(DSAtrtllmAttentionMetadata, max_draft_tokens=config.max_draft_len)
+            partial(
+                DSAtrtllmAttentionMetadata,
+                max_draft_tokens=config.max_draft_len,
+                sparse_metadata_params=DSAMetadataParams(index_topk=config.index_topk),
+            )
             if sparse
             else TrtllmAttentionMetadata
         ),

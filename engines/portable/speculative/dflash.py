@@ -11,15 +11,15 @@ from torch import Tensor
 from engines.portable._utils import host_tensor, is_current_stream_capturing, is_graph_warmup
 from engines.portable.models import DFlashDraftModel
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+from engines.portable.speculative.capture import CapturingSpecMetadata
 from engines.portable.speculative.drafter import Drafter, Setting
-from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.parallel import ParallelSpecWorker
 
 
 @dataclass(kw_only=True, eq=False)
-class DFlashSpecMetadata(Eagle3OneModelSpecMetadata):
+class DFlashSpecMetadata(CapturingSpecMetadata):
     """Captures hidden states as Eagle3 does, and knows where the context of each row is kept.
 
     seq_slot_manager  slots of the requests
@@ -93,14 +93,21 @@ class DFlashWorker(ParallelSpecWorker):
     ) -> dict[str, Tensor]:
         self._save_ctx_len()
         forward = self._forward_draft if spec_metadata.runtime_draft_len else self.skip_drafting
-        outputs = forward(position_ids, logits, attn_metadata, spec_metadata, draft_model)
+        outputs = forward(input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model)
         if is_graph_warmup(attn_metadata):
             self._restore_ctx_len()
         self._ctx_len_restore_pending = False
         return outputs
 
     def skip_drafting(
-        self, position_ids: Tensor, logits: Tensor, attn_metadata: Any, spec_metadata: Any, draft_model: Any
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        logits: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
     ) -> dict[str, Tensor]:
         """A step without drafts: each row's own token, and none to come; the attention metadata is not touched.
 
@@ -112,7 +119,14 @@ class DFlashWorker(ParallelSpecWorker):
         return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
 
     def _forward_draft(
-        self, position_ids: Tensor, logits: Tensor, attn_metadata: Any, spec_metadata: Any, draft_model: Any
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        logits: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
     ) -> dict[str, Tensor]:
         draft_len, num_contexts = spec_metadata.runtime_draft_len, attn_metadata.num_contexts
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)

@@ -15,7 +15,12 @@ from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 
 class DraftTargetOneModelSpecMetadata(SpecMetadata):
-    """What DraftTarget knows of the step; nothing beside the base's."""
+    """What DraftTarget knows of the step."""
+
+    def prepare(self) -> None:
+        """Fill the buffers from the fields of the step."""
+        super().prepare()
+        self.num_tokens -= self.num_generations * self.runtime_draft_len
 
 
 class DraftTargetOneModelWorker(LinearSpecWorker):

@@ -38,7 +38,12 @@ class Setting:
     def sizes(self) -> dict[str, Any]:
         """What each ``SpecMetadata`` is given."""
         names = ("max_num_requests", "max_num_tokens", "device")
-        return {name: getattr(self, name) for name in names}
+        config = self.spec_config
+        return {
+            **{name: getattr(self, name) for name in names},
+            "spec_dec_mode": config.spec_dec_mode,
+            "max_total_draft_tokens": config.max_total_draft_tokens,
+        }
 
     @property
     def capture(self) -> dict[str, Any]:

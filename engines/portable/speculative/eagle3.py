@@ -8,45 +8,83 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.portable.models import Eagle3DraftModel
+from engines.portable._utils import host_tensor
+from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, Eagle3DraftModel
+from engines.portable.pyexecutor.resource_manager import SpecResourceManager
+from engines.portable.speculative.capture import CapturingSpecMetadata
 from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
 from engines.portable.speculative.linear import DraftInputs, LinearSpecWorker
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 
-@dataclass(kw_only=True, eq=False)
-class Eagle3OneModelSpecMetadata(SpecMetadata):
-    """Adds the captured hidden states: int64 [max_num_tokens, hidden_size * layers], device, a column group per layer.
+class Eagle3ResourceManager(SpecResourceManager):
+    """Slots of the requests, and buffers of the metadata that the metadata of all graphs share.
 
-    layers_to_capture      layer ids, in order; empty for MTP-Eagle
-    spec_resource_manager  keeps the trees of drafts; None where they are chains
+    There are as many slots as upstream's formula has: of a batch, of ``num_slots``, or of ``max_seq_len``, and one.
+
+    hidden_states       int64 [rows, hidden_size * layers], device: a row per token, and one target's worth of rows per
+        request on top
+    batch_indices_cuda  int32 [max_num_requests], device
     """
 
-    hidden_size: int
-    layers_to_capture: tuple[int, ...] = ()
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        num_capture_layers: int,
+        max_num_requests: int,
+        max_seq_len: int,
+        max_num_tokens: int,
+        max_total_draft_tokens: int,
+        num_slots: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(max(num_slots, max_num_requests, max_seq_len) + 1)
+        rows = min(max_num_tokens, max_num_requests * max_seq_len) + (max_total_draft_tokens + 1) * max_num_requests
+        width = hidden_size * num_capture_layers
+        self.hidden_states = torch.empty(rows, width, dtype=torch.int64, device=device)
+        self.batch_indices_cuda = torch.empty(max_num_requests, dtype=torch.int32, device=device)
+
+
+@dataclass(kw_only=True, eq=False)
+class Eagle3OneModelSpecMetadata(CapturingSpecMetadata):
+    """What Eagle3 and MTP-Eagle know of the step; MTP-Eagle captures nothing.
+
+    spec_resource_manager  owner of the buffers that graphs share, or of the trees of drafts; None for neither
+    slot_ids               int64 [max_num_requests], device: slot of each row, where that manager has slots of them
+    """
+
     spec_resource_manager: Any = None
 
     def __post_init__(self) -> None:
+        if self.layers_to_capture is None and self.spec_dec_mode.is_mtp_eagle_one_model():
+            self.layers_to_capture = ()
         super().__post_init__()
-        self.num_capture_tokens = 0
-        width = self.hidden_size * len(self.layers_to_capture)
-        self.hidden_states = torch.zeros(self.max_num_tokens, width, dtype=torch.int64, device=self.device)
+        self.slot_ids = torch.zeros(self.max_num_requests, dtype=torch.int64, device=self.device)
+        if isinstance(self.spec_resource_manager, Eagle3ResourceManager):
+            manager = self.spec_resource_manager
+            assert manager.hidden_states.shape[1] == self.hidden_states.shape[1], "the manager captures other layers"
+            assert len(manager.batch_indices_cuda) >= self.max_num_requests, "the manager has too few batch indices"
+            self.hidden_states, self.batch_indices_cuda = manager.hidden_states, manager.batch_indices_cuda
 
     def prepare(self) -> None:
         """Fill the buffers from the fields of the step."""
         super().prepare()
-        self.num_capture_tokens = self.num_tokens
+        self.num_tokens = self.dp_num_tokens()
+        if isinstance(self.spec_resource_manager, Eagle3ResourceManager):
+            assert self.request_ids is not None
+            slots = self.spec_resource_manager.slot_manager.get_slots(self.request_ids)
+            self.slot_ids[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
 
-    def is_layer_capture(self, layer_id: int) -> bool:
-        """Whether the drafter reads this layer's output."""
-        return layer_id in self.layers_to_capture
+    def dp_num_tokens(self) -> int:
+        """Tokens that the ranks of attention data parallelism count: Eagle3 leaves the drafts out, at most Kmax each.
 
-    def maybe_capture_hidden_states(self, layer_id: int, hidden_states: Tensor) -> None:
-        """Copy the output of a layer into its columns, one row per token of the step."""
-        start = self.layers_to_capture.index(layer_id) * self.hidden_size
-        rows = slice(0, self.num_capture_tokens)
-        self.hidden_states[rows, start : start + self.hidden_size].copy_(hidden_states[rows])
+        With fewer drafts than Kmax it counts too few, and so upstream.
+        """
+        if self.spec_dec_mode.is_mtp_eagle_one_model():
+            return self.num_tokens
+        return self.num_tokens - self.num_generations * self.max_total_draft_tokens
 
 
 class Eagle3OneModelWorker(LinearSpecWorker):
@@ -94,7 +132,19 @@ DRAFTERS = (
         name="Eagle3OneModelWorker",
         mode=SpeculativeDecodingMode.EAGLE3_ONE_MODEL,
         worker=lambda setting: Eagle3OneModelWorker(setting.spec_config),
-        spec_metadata=lambda setting, _: Eagle3OneModelSpecMetadata(**setting.sizes, **setting.capture),
+        spec_metadata=lambda setting, manager: Eagle3OneModelSpecMetadata(
+            **setting.sizes, **setting.capture, spec_resource_manager=manager
+        ),
         draft_model=lambda setting: Eagle3DraftModel(setting.tracer, setting.steering, setting.head()),
+        resource_manager=lambda setting: Eagle3ResourceManager(
+            hidden_size=HIDDEN_SIZE,
+            num_capture_layers=NUM_LAYERS,
+            max_num_requests=setting.max_num_requests,
+            max_seq_len=setting.max_seq_len,
+            max_num_tokens=setting.max_num_tokens,
+            max_total_draft_tokens=setting.spec_config.max_total_draft_tokens,
+            num_slots=setting.num_slots,
+            device=setting.device,
+        ),
     ),
 )

@@ -159,6 +159,7 @@ class Eagle3OneModelDynamicTreeWorker(Eagle3OneModelWorker):
         accepted_tokens[:num_contexts, 0] = target_tokens[:num_contexts]
         accepted_tokens[num_contexts:] = choices
         num_accepted_tokens[num_contexts:] += num_accepted_drafts
+        self._apply_force_accepted_tokens(num_accepted_tokens, num_contexts, self.max_draft_len, spec_metadata)
         self._relocate_kv_eagerly(attn_metadata, num_accepted_tokens)
         return accepted_tokens, num_accepted_tokens
 
@@ -204,7 +205,7 @@ class Eagle3OneModelDynamicTreeWorker(Eagle3OneModelWorker):
 
     def sample_draft_tokens(self, logits: Tensor, spec_metadata: Any, draft_step: int | None = None) -> Tensor:
         """The best candidates of each row, best first: int32 [rows, topk]."""
-        return torch.topk(logits, self.dynamic_tree_max_topK, dim=-1).indices.int()
+        return self._map_draft_tokens(torch.topk(logits, self.dynamic_tree_max_topK, dim=-1).indices)
 
     def _forward_draft_loop(
         self, draft_model: Any, inputs: DraftInputs, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any
@@ -220,9 +221,10 @@ class Eagle3OneModelDynamicTreeWorker(Eagle3OneModelWorker):
             hidden, hidden_to_save = self._forward_draft_model(draft_model, inputs, attn_metadata, spec_metadata, layer)
             logits = self._draft_logits(draft_model, hidden.index_select(0, gather_ids), attn_metadata)
             tokens = self.sample_draft_tokens(logits, spec_metadata, draft_step=layer)
+            scores = torch.topk(logits, self.dynamic_tree_max_topK, dim=-1).values
             nodes.grow(
                 tokens.view(batch_size, -1, self.dynamic_tree_max_topK),
-                logits.gather(1, tokens.long()).view(batch_size, -1, self.dynamic_tree_max_topK),
+                scores.view(batch_size, -1, self.dynamic_tree_max_topK),
                 hidden_to_save.index_select(0, gather_ids).view(batch_size, -1, hidden_to_save.shape[1]),
             )
             if layer == 0:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from engines.portable._utils import host_tensor
+from engines.portable._utils import host_tensor, is_graph_warmup
 from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 
@@ -23,6 +23,8 @@ logger = logging.getLogger("specfuzz.portable")
 
 INVALID_PROMPT_LOOKAHEAD_TOKEN: Final = -1
 """Says of a context that no prompt token follows its chunk."""
+FORCE_ACCEPT_SEED: Final = 0xACCE9D
+FORCE_ACCEPT_POOL_SIZE: Final = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class DecodingConfig:
     mask_token_id        what a parallel drafter is given for tokens to predict
     dynamic_tree_max_topK     candidates per node of a tree of drafts; 0 without one
     dynamic_tree_max_nodes    nodes that a tree keeps, its root not counted
+    force_num_accepted_tokens drafts that generations accept whatever was drafted, 0 for those that the target agrees
+        with; its fraction is the chance of one more (upstream: an environment variable)
     """
 
     spec_dec_mode: SpeculativeDecodingMode
@@ -43,6 +47,7 @@ class DecodingConfig:
     mask_token_id: int
     dynamic_tree_max_topK: int = 0
     dynamic_tree_max_nodes: int = 0
+    force_num_accepted_tokens: float = 0.0
 
     @property
     def use_dynamic_tree(self) -> bool:
@@ -91,12 +96,16 @@ class SpecMetadata:
     context_prompt_lookahead_tokens  int32 [max_num_requests], device: prompt token after each context's chunk
         (PR #18295)
     batch_indices_cuda               int32 [max_num_requests], device: 0, 1, 2, ...
-    num_tokens, seq_lens, request_ids, num_generations   host
+    num_tokens, seq_lens, request_ids, num_generations   host; ``prepare`` takes from ``num_tokens`` what the draft
+        model is not fed, for the counts that the ranks of attention data parallelism tell each other
+    max_total_draft_tokens           draft slots of a generation at most
     runtime_draft_len, runtime_tokens_per_gen_step       K of the step, and rows per generation
     """
 
     max_num_requests: int
     max_num_tokens: int
+    spec_dec_mode: SpeculativeDecodingMode
+    max_total_draft_tokens: int
     device: torch.device
     is_cuda_graph: bool = field(default=False, init=False)
     draft_tokens: Tensor | None = field(default=None, init=False)
@@ -161,6 +170,26 @@ class SpecWorkerBase(nn.Module, ABC):
         self._spec_dec_attn_metadata: Any = None
         self._saved_num_contexts: int | None = None
         self._saved_host_request_types: Tensor | None = None
+        self.force_num_accepted_tokens = 0.0
+        self._force_accept_rng_pool: Tensor | None = None
+        self._force_accept_rng_counter: Tensor | None = None
+        self._d2t: Tensor | None = None
+
+    def set_force_num_accepted_tokens(self, value: float, device: torch.device) -> None:
+        """Make generations accept ``value`` drafts, by ``_apply_force_accepted_tokens``; before the first forward.
+
+        The numbers that decide about a fraction are drawn here: float32 [65536], the same on all ranks. Upstream draws
+        them in the first forward that needs them, which may be the capture of a graph.
+        """
+        self.force_num_accepted_tokens = value
+        if value > int(value):
+            generator = torch.Generator().manual_seed(FORCE_ACCEPT_SEED)
+            self._force_accept_rng_pool = torch.rand(FORCE_ACCEPT_POOL_SIZE, generator=generator).to(device)
+            self._force_accept_rng_counter = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def set_draft_model(self, draft_model: Any) -> None:
+        """Learn the draft model's vocabulary: ``d2t``, int64 [draft vocabulary], of its ``model`` where it has one."""
+        self._d2t = getattr(getattr(draft_model, "model", None), "d2t", None)
 
     @property
     def _saved_attn_metadata(self) -> Any:
@@ -299,11 +328,38 @@ class SpecWorkerBase(nn.Module, ABC):
         accepted_tokens[num_contexts:] = gen_tokens
         agreed = (draft_tokens == gen_tokens[:, :draft_len]).cumprod(1, dtype=torch.int32)
         num_accepted_tokens[num_contexts:] += agreed.sum(1, dtype=torch.int32)
+        self._apply_force_accepted_tokens(num_accepted_tokens, num_contexts, draft_len, spec_metadata)
         return accepted_tokens, num_accepted_tokens
+
+    def _apply_force_accepted_tokens(
+        self, num_accepted_tokens: Tensor, num_contexts: int, draft_len: int, spec_metadata: SpecMetadata
+    ) -> None:
+        """Replace the counts of the generations, in place, by the forced one, the target's own token on top.
+
+        A fraction is decided by the pool, where a counter that lives on the device, as graphs replay, and the row say.
+        The counter moves once per forward. While a graph warms up nothing is forced.
+        """
+        force = self.force_num_accepted_tokens
+        if not force or is_graph_warmup(spec_metadata):
+            return
+        least, chance = min(int(force), draft_len) + 1, force - int(force)
+        counts = num_accepted_tokens[num_contexts:]
+        pool, counter = self._force_accept_rng_pool, self._force_accept_rng_counter
+        if pool is None or counter is None or least > draft_len:
+            counts.fill_(least)
+            return
+        counter.add_(1)
+        rows = spec_metadata.batch_indices_cuda[: len(counts)]
+        places = (counter * 6007 + rows * 1009).bitwise_and(FORCE_ACCEPT_POOL_SIZE - 1)
+        counts.copy_((pool.index_select(0, places) < chance) + least)
 
     def sample_draft_tokens(self, logits: Tensor, spec_metadata: SpecMetadata, draft_step: int | None = None) -> Tensor:
         """Greedy drafts from draft logits of any leading shape: int32. ``draft_step`` is None for a block."""
-        return torch.argmax(logits, dim=-1).int()
+        return self._map_draft_tokens(torch.argmax(logits, dim=-1))
+
+    def _map_draft_tokens(self, draft_ids: Tensor) -> Tensor:
+        """The target's tokens for the draft vocabulary's, int64: int32."""
+        return (draft_ids if self._d2t is None else draft_ids + self._d2t[draft_ids]).int()
 
     def _prepare_next_new_tokens(self, accepted_tokens: Tensor, num_accepted: Tensor, drafts: Tensor) -> Tensor:
         """Each row's last accepted token, then its drafts: int32 [n, drafts + 1]."""
@@ -325,6 +381,33 @@ class SpecWorkerBase(nn.Module, ABC):
             known = lookahead != INVALID_PROMPT_LOOKAHEAD_TOKEN
             shifted[spec_metadata.gather_ids[:num_contexts]] = torch.where(known, lookahead, accepted[:num_contexts, 0])
         return shifted
+
+    def _placeholder_draft_len(self, spec_metadata: SpecMetadata) -> int:
+        """Drafts per row that ``skip_forward`` pretends to make."""
+        return self.max_draft_len
+
+    def skip_forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        logits: Tensor,
+        attn_metadata: AttentionMetadata,
+        spec_metadata: SpecMetadata,
+        draft_model: Any,
+        resource_manager: Any = None,
+    ) -> dict[str, Tensor]:
+        """What a rank returns that is not the last of a pipeline: outputs of the right form, with any content.
+
+        The executor calls it instead of ``forward``. Nothing is accepted or drafted, and nothing else is touched.
+        """
+        rows, draft_len = attn_metadata.num_seqs, self._placeholder_draft_len(spec_metadata)
+        widths = {"new_tokens": draft_len + 1, "next_draft_tokens": draft_len, "next_new_tokens": draft_len + 1}
+        outputs = {
+            name: torch.empty(rows, width, dtype=torch.int32, device=logits.device) for name, width in widths.items()
+        }
+        lens = torch.ones(rows, dtype=torch.int32, device=logits.device)
+        return {"logits": logits, "new_tokens_lens": lens, **outputs}
 
     def _outputs(self, logits: Tensor, accepted: Tensor, num_accepted: Tensor, drafts: Tensor) -> dict[str, Tensor]:
         """The result of ``forward``."""

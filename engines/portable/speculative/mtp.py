@@ -47,6 +47,8 @@ class MTPSpecMetadata(SpecMetadata):
         """Fill the buffers from the fields of the step."""
         super().prepare()
         assert self.request_ids is not None
+        # A generation feeds each layer one row less than the target.
+        self.num_tokens -= self.num_generations
         slots = self.mtp_hidden_states_manager.slot_manager.get_slots(self.request_ids)
         self.slot_ids[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
 
@@ -95,6 +97,9 @@ class MTPWorker(SpecWorkerBase):
             inputs = self._shift_inputs(inputs, last_tokens, tokens, hidden.index_select(0, last_tokens))
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         return self._outputs(logits, accepted, num_accepted, torch.stack(next_draft_tokens, dim=1))
+
+    def _placeholder_draft_len(self, spec_metadata: SpecMetadata) -> int:
+        return spec_metadata.runtime_draft_len
 
     def update_mtp_hidden_states(
         self,
@@ -165,7 +170,9 @@ class MTPWorker(SpecWorkerBase):
         attn_metadata._seq_lens_cuda[num_contexts:batch_size].sub_(1)
         attn_metadata.on_update()
         rejected = spec_metadata.runtime_draft_len + 1 - num_accepted_tokens[num_contexts:]
-        attn_metadata.kv_lens_cuda[num_contexts:batch_size].sub_(rejected)
+        # A row feeds its last K positions, even where there are none so far back.
+        kv_lens = attn_metadata.kv_lens_cuda[num_contexts:batch_size]
+        kv_lens.sub_(rejected).clamp_(min=spec_metadata.runtime_draft_len)
         attn_metadata.on_update_kv_lens()
 
     def _shift_inputs(

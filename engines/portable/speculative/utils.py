@@ -42,7 +42,9 @@ def get_spec_metadata(setting: Setting, spec_resource_manager: Any = None) -> Sp
 
 def get_spec_worker(setting: Setting) -> SpecWorkerBase:
     """The worker of the mode."""
-    return _drafter(setting).worker(setting)
+    worker = _drafter(setting).worker(setting)
+    worker.set_force_num_accepted_tokens(setting.spec_config.force_num_accepted_tokens, setting.device)
+    return worker
 
 
 def get_draft_model(setting: Setting) -> DraftModel:

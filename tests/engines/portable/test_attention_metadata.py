@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engines.portable.attention.backends.interface import KVCacheParams
-from engines.portable.attention.backends.trtllm import linear_packed_mask
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.speculative.interface import SpecMetadata
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 from tests.engines.portable.support import CPU, attention_metadata, ints, kv_cache_manager
 
 
@@ -144,14 +144,9 @@ def test_graph_metadata_is_written_in_place(attn: Any) -> None:
     assert attn.seq_lens_cuda is not eager
 
 
-def test_linear_packed_mask() -> None:
-    assert linear_packed_mask(4).tolist() == [[1], [3], [7], [15]]
-    assert linear_packed_mask(32)[31].tolist() == [-1]
-    assert linear_packed_mask(33)[31:].tolist() == [[-1, 0], [0, 1]]
-
-
 def test_spec_dec_tables_have_the_width_of_the_step(attn: Any) -> None:
-    spec = SpecMetadata(max_num_requests=4, max_num_tokens=64, device=CPU)
+    mode = SpeculativeDecodingMode.EAGLE3_ONE_MODEL
+    spec = SpecMetadata(max_num_requests=4, max_num_tokens=64, spec_dec_mode=mode, max_total_draft_tokens=3, device=CPU)
     spec.runtime_tokens_per_gen_step = 3
     attn.update_spec_dec_param(True, spec)
     assert attn.use_spec_decoding

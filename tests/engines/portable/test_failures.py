@@ -19,7 +19,7 @@ LAYOUT = (
     "host_request_types", "identity", "all_rank_num_tokens", "_saved_tensors",
 )  # fmt: skip
 MASKS = ("spec_decoding_packed_mask", "spec_decoding_position_offsets", "spec_decoding_generation_lengths")
-ANY_PAGE = ("kv_cache_block_offsets", "kv_blocks", "identity")
+ANY_PAGE = ("kv_cache_block_offsets", "kv_blocks", "slot_ids", "spec_slots", "identity")
 
 
 def seen(step: StepTrace) -> list[tuple[str, Mapping[str, Any]]]:

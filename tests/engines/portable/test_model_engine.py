@@ -37,7 +37,9 @@ def granted(engine: PyTorchModelEngine, contexts: list[LlmRequest], gens: list[L
     engine.kv_cache_manager.prepare_resources(batch)
     slots = getattr(engine.spec_metadata, "spec_resource_manager", None)
     if slots is not None:
-        slots.add_dummy_requests(gens)
+        for request in [*gens, *(c for c in contexts if not c.is_first_context_chunk)]:
+            if slots.slot_manager.get_slot(request.py_request_id) is None:
+                slots._add_slot(request)
         slots.prepare_resources(batch)
     return batch
 
@@ -58,7 +60,7 @@ def test_layout_of_a_mixed_batch() -> None:
     assert attn.kv_cache_params.num_cached_tokens_per_seq == [0, 10, 20]
     assert attn.kv_lens_cuda[:3].tolist() == [5, 14, 24]
     assert attn.prompt_lens == [5, 10, 20]
-    assert (spec.num_generations, spec.num_tokens, spec.seq_lens) == (2, 13, [5, 4, 4])
+    assert (spec.num_generations, spec.num_capture_tokens, spec.seq_lens) == (2, 13, [5, 4, 4])
 
 
 def test_a_chunk_goes_on_where_the_last_one_ended() -> None:

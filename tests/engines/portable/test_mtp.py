@@ -12,9 +12,11 @@ from torch import Tensor
 from engines.portable.graphs import CpuGraph
 from engines.portable.models import HIDDEN_SIZE
 from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMetadata
 from scenarios import Step
 from scenarios.tracer import PRIME, entry, prompt_token, term
+from tests import worked_examples as examples
 from tests.engines.portable.scripts import context, generations, go, greedy, scenario, updated
 from tests.engines.portable.support import CPU, Batch, state
 
@@ -43,10 +45,21 @@ class Layer:
         return torch.nn.functional.one_hot(drafts, 200)
 
 
+def spec_metadata(manager: MTPHiddenStatesManager, draft_len: int) -> MTPSpecMetadata:
+    return MTPSpecMetadata(
+        max_num_requests=4,
+        max_num_tokens=64,
+        spec_dec_mode=SpeculativeDecodingMode.MTP,
+        max_total_draft_tokens=draft_len,
+        device=CPU,
+        mtp_hidden_states_manager=manager,
+    )
+
+
 def prepared(monkeypatch: pytest.MonkeyPatch, draft_len: int = 3, **options: Any) -> Batch:
     """A batch of the vanilla worker whose generations have the history 61, 62, ... and 71, 72, ..."""
     manager = MTPHiddenStatesManager(draft_len, HIDDEN_SIZE, 8, CPU)
-    metadata = MTPSpecMetadata(max_num_requests=4, max_num_tokens=64, device=CPU, mtp_hidden_states_manager=manager)
+    metadata = spec_metadata(manager, draft_len)
     monkeypatch.setattr("tests.engines.portable.support.get_spec_metadata", lambda *_: metadata)
     for request_id in (99, 11, 0, 1, 12, 10):
         manager._add_slot(LlmRequest(request_id, [1]))
@@ -156,7 +169,25 @@ def test_what_is_kept_between_steps() -> None:
 
 def test_a_request_without_a_slot_is_not_run() -> None:
     manager = MTPHiddenStatesManager(2, HIDDEN_SIZE, 4, CPU)
-    metadata = MTPSpecMetadata(max_num_requests=4, max_num_tokens=8, device=CPU, mtp_hidden_states_manager=manager)
+    metadata = spec_metadata(manager, 2)
     metadata.request_ids = [5]
     with pytest.raises(KeyError):
         metadata.prepare()
+
+
+@pytest.mark.parametrize("case", examples.MTP[-2:])
+def test_rows_that_reach_back_before_the_first_position(monkeypatch: pytest.MonkeyPatch, case: Any) -> None:
+    prompts, past, accepted, k, _, kv0, after, seq_lens, positions = case
+    batch = prepared(monkeypatch, k, prompts=prompts, pasts=past, accepted=accepted)
+    assert state(batch.attn)["kv"] == kv0
+    batch.forward()
+    for call in batch.arguments["draft_model"].calls:
+        assert (call["kv"], call["seq_lens"], call["position_ids"]) == (after, seq_lens, positions)
+    assert state(batch.attn)["kv"] == after
+
+
+def test_a_second_forward_on_one_preparation_goes_on_where_the_first_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = prepared(monkeypatch, examples.DRAFT_LEN)
+    batch.forward()
+    batch.forward()
+    assert state(batch.attn)["kv"] == examples.MTP_WITHOUT_PREPARING

@@ -71,7 +71,14 @@ def test_replays_equal_eager_steps(worker: str) -> None:
     for replayed, run_by_python in zip(graph[1:], by_python, strict=True):
         for name in ("entered", "restored", "updated"):
             mine, other = dict(replayed.find(name).fields), dict(run_by_python.find(name).fields)  # type: ignore[union-attr]
-            for field in ("identity", "kv_blocks", "slot_mapping_fp8", "block_table", "indexer_k_cache_block_offsets"):
+            for field in (
+                "identity",
+                "kv_blocks",
+                "spec_slots",
+                "slot_mapping_fp8",
+                "block_table",
+                "indexer_k_cache_block_offsets",
+            ):
                 mine.pop(field, None), other.pop(field, None)
             assert mine == other
 

@@ -114,7 +114,7 @@ def test_the_trace_is_that_of_the_portable_engine_and_both_leave_the_process_as_
 
 def values(step):
     """A step's outcome and fields but for labels of objects and what the workers keep to themselves."""
-    own = {"identity", "worker_state"}
+    own = {"identity", "worker_state", "spec_num_tokens", "num_capture_tokens", "slot_ids", "spec_slots"}
     substeps = [(s.key, s.phase, {k: v for k, v in s.fields.items() if k not in own}) for s in step.substeps]
     return step.outcome, step.fired, substeps
 
@@ -228,6 +228,13 @@ def test_a_worker_that_the_suite_has_no_driver_for_is_refused(engine):
     with pytest.raises(UsageError, match=r"config.worker: the suite has no driver for SAWorker; write one of "):
         engine().open(Config(worker="SAWorker", max_draft_len=1))
     assert fuzz.engines.workers("tensorrt_llm") == DRIVEN
+
+
+@pytest.mark.parametrize("variant", [{"force_num_accepted_tokens": 1.0}, {"draft_vocab_map": True}])
+def test_a_variant_of_acceptance_is_refused_and_not_drawn(engine, variant):
+    with pytest.raises(UsageError, match=f"config.{next(iter(variant))}: .* leave it out"):
+        engine().open(Config(worker="Eagle3OneModelWorker", max_draft_len=1, **variant))
+    assert not hasattr(engine(), "variants")
 
 
 def test_an_attention_backend_of_which_upstream_has_no_python_is_refused(engine):

@@ -1,0 +1,33 @@
+"""Ways to accept and to read drafts, and what they ask of draft lengths and agreements."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from scenarios import Config
+from scenarios import forced_acceptance as forced
+from strategies.choices import Draw, choose
+
+_FORCES: Final = (*(0.0,) * 9, 1.0, 0.5, 1.5, 2.75, 3.0, 0.25, 32.0)
+"""Mostly none; the last one is everything at any draft length."""
+_OWN_VOCABULARY: Final = (False, False, False, True)
+
+
+def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Config:
+    """``config`` with some of the ``variants``, names of ``scenarios.acceptance.VARIANTS``, that its worker has."""
+    # Drawn for any worker: otherwise those would be the simplest that have the fewest choices.
+    force = choose(draw, _FORCES) if "force_num_accepted_tokens" in variants else 0.0
+    vocabulary = choose(draw, _OWN_VOCABULARY) if "draft_vocab_map" in variants else False
+    return replace(
+        config,
+        force_num_accepted_tokens=force if config.traits.drafts_for_contexts else 0.0,
+        draft_vocab_map=vocabulary and config.traits.draft_vocab,
+    )
+
+
+def least_agreement(config: Config, draft_len: int) -> int:
+    """With how many of ``draft_len`` drafts the target has to agree, as so many may be accepted by force."""
+    force = config.force_num_accepted_tokens
+    return forced.most(force, draft_len) - 1 if force else 0

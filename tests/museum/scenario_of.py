@@ -1,0 +1,19 @@
+"""Which scenario shows which seeded defect."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from museum import Bug
+from scenarios import Scenario
+from tests.museum import acceptance_cases, cases
+
+SCENARIOS: Final = cases.SCENARIOS | acceptance_cases.SCENARIOS
+"""Museum entry and variant -> scenario; a worker is named where it needs one of its own."""
+
+
+def scenario_of(bug: Bug) -> Scenario:
+    """The scenario of a defect, for the worker that it is hunted in."""
+    entry, worker, *variant = bug.id.split("/")
+    make = SCENARIOS.get(bug.id) or SCENARIOS["/".join((entry, *variant))]
+    return make(worker)

@@ -1,0 +1,69 @@
+"""Variants of acceptance are drawn where they are asked for, and what is drawn with them is valid."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scenarios import WORKERS, Config, Phase, UsageError, check
+from scenarios import forced_acceptance as forced
+from scenarios.acceptance import VARIANTS
+from strategies import configs, faulted_scenarios, scenarios
+from strategies.composer import Composer
+from tests.strategies.test_parts import all_of, simplest
+
+SITES = {"model_engine.prepare_inputs": 1}
+FORCED = [name for name, traits in WORKERS.items() if traits.drafts_for_contexts]
+
+
+def test_a_fair_share_has_a_variant() -> None:
+    seen = all_of(configs(variants=VARIANTS), 200)
+    assert {c.worker for c in seen if c.force_num_accepted_tokens} == set(FORCED)
+    assert {c.worker for c in seen if c.draft_vocab_map} == {n for n, t in WORKERS.items() if t.draft_vocab}
+    share = sum(c.force_num_accepted_tokens > 0 for c in seen) / sum(c.worker in FORCED for c in seen)
+    assert 0.2 < share < 0.6
+    assert any(forced.draws(c.force_num_accepted_tokens, c.max_draft_len) for c in seen)
+    assert simplest(configs(variants=VARIANTS)) == Config(worker="Eagle3OneModelWorker", max_draft_len=1)
+
+
+def test_none_is_drawn_unasked() -> None:
+    assert not any(c.force_num_accepted_tokens or c.draft_vocab_map for c in all_of(configs(), 50))
+
+
+def test_an_unknown_variant_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"configs\(\): variants names 'draft_vocab', .* 'draft_vocab_map'\?"):
+        configs(variants=["draft_vocab"])
+
+
+@pytest.mark.parametrize("force", [0.5, 1.5, 2.0, 32.0])
+def test_forced_scenarios_are_valid_and_reach_generations(force: float) -> None:
+    config = Config(worker="Eagle3OneModelWorker", max_draft_len=3, force_num_accepted_tokens=force)
+    seen = all_of(scenarios(config=config, max_steps=5), 40)
+    for case in seen:
+        check(case)
+    assert any(step.generations and step.phase is Phase.EAGER for case in seen for step in case.steps)
+
+
+def test_a_failure_that_leaves_the_counter_open_is_the_end() -> None:
+    config = Config(worker="MTPEagleWorker", max_draft_len=3, force_num_accepted_tokens=1.5)
+    seen = all_of(faulted_scenarios(record=lambda _: SITES, config=config, max_steps=4), 60)
+    for case in seen:
+        check(case)
+        (fails,) = (i for i, step in enumerate(case.steps) if step.fault)
+        drew = forced.draws(1.5, case.steps[fails].draft_len)
+        assert fails == len(case.steps) - 1 if drew else case.steps[fails].phase is Phase.WARMUP
+    assert any(case.steps[-1].fault and case.steps[-1].phase is Phase.EAGER for case in seen)
+
+
+def test_a_machine_goes_on_after_a_failure() -> None:
+    config = Config(worker="MTPEagleWorker", max_draft_len=3, force_num_accepted_tokens=1.5)
+
+    @settings(max_examples=30, derandomize=True, database=None)
+    @given(st.data())
+    def story(data: st.DataObject) -> None:
+        composer = Composer(config, startup=0)
+        composer.draw_failure(data.draw, lambda _: SITES, phase=Phase.EAGER, last=False)
+        assert not composer.steps[-1].fault
+
+    story()
