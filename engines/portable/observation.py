@@ -15,7 +15,13 @@ from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
-from engines.portable.spec_observation import force_accept_counter, prepared_fields, spec_fields, spec_slots
+from engines.portable.spec_observation import (
+    collectives,
+    force_accept_counter,
+    prepared_fields,
+    spec_fields,
+    spec_slots,
+)
 from engines.portable.tree_observation import TreeObserver, linear_fields
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
@@ -187,6 +193,7 @@ class Observer:
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
             **self._cache_content(requests.values()),
             **spec_fields(self._executor.spec_resource_manager, requests),
+            **collectives(self._executor.model_engine.dist),
             **spec_slots(self._executor.spec_resource_manager),
         )
         if self._context is not None:

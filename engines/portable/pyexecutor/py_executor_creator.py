@@ -10,7 +10,9 @@ from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACach
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.distributed import Distributed, FusedMoE
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
+from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
@@ -59,6 +61,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         if sparse
         else dense(slots, device, max_shift=spec_config.num_draft_layers)
     )
+    dist = Distributed(config.attention_dp_size, config.attention_dp_rank)
     setting = Setting(
         spec_config=spec_config,
         max_num_requests=config.max_num_requests,
@@ -68,12 +71,13 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         tracer=tracer,
         steering=Steering(config.max_num_requests, device, draft_vocab_map=config.draft_vocab_map),
         device=device,
+        dist=dist,
     )
     spec_resource_manager = get_spec_resource_manager(setting)
     draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
     worker.set_draft_model(draft_model)
     model_engine = PyTorchModelEngine(
-        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker),
+        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker, FusedMoE(dist, "target_model.moe")),
         spec_config=spec_config,
         spec_metadata=get_spec_metadata(setting, spec_resource_manager),
         kv_cache_manager=kv_cache_manager,
@@ -90,5 +94,13 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             if sparse
             else TrtllmAttentionMetadata
         ),
+        dist=dist,
     )
-    return PyExecutor(model_engine, kv_cache_manager, SpecSampler(), config.error_budget, spec_resource_manager)
+    return PyExecutor(
+        model_engine,
+        kv_cache_manager,
+        SpecSampler(),
+        config.error_budget,
+        spec_resource_manager,
+        AttentionDPPadding(config, dist),
+    )
