@@ -6,7 +6,7 @@ people's tests need. One step of an engine, and the modules that speak about it:
 ========  ==================================================================  =========================================
 prepared  lengths, counts, tables and inputs of the batch are written         counters, kv_lens, rows, kv_cache, sparse
           and masks, for trees and chains, and short rows select all          trees, selection
-          and the worker's own metadata                                       spec_metadata
+          and the worker's own metadata, and what all ranks tell each other   spec_metadata, ranks
 entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context,
                                                                               selection
 verified  the target's choices meet the drafts, or a number is forced         acceptance, forced
@@ -22,11 +22,11 @@ failed    or it broke off somewhere, and all is given back just the same      li
                                                                               draft_context
 ========  ==================================================================  =========================================
 
-``relations`` asks about none of them by name: two runs must end up alike. The modules are imported causes first,
-which is the order of severity.
+``ranks`` also asks what all ranks run together. ``relations`` asks about none of them by name: two runs must end up
+alike. The modules are imported causes first, which is the order of severity.
 """
 
-from invariants import lifecycle, counters, trees, kv_lens, rows, sparse, selection, draft_context  # noqa: F401, I001
+from invariants import lifecycle, counters, ranks, trees, kv_lens, rows, sparse, selection, draft_context  # noqa: F401, I001
 from invariants import forced, spec_metadata, acceptance, kv_cache, history, output, relations  # noqa: F401
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify

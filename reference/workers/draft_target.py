@@ -16,4 +16,5 @@ class DraftTargetOneModelWorker(LinearWorker):
         """Of a generation the drafts to verify are not counted; draft calls go by what the attention metadata shows."""
         return batch.width + 1 - batch.draft_len
 
+
 WORKER = DraftTargetOneModelWorker()

@@ -9,7 +9,7 @@ from typing import Any
 from reference.batch import Batch, Row
 from reference.drafter import Chain, chain
 from reference.history import Drafts, History
-from reference.workers.interface import DraftCall, Drafting, Fields, SpecWorker
+from reference.workers.interface import DraftCall, Drafting, SpecWorker
 from scenarios.tracer import EMPTY, entry
 
 

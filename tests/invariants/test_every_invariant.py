@@ -17,11 +17,13 @@ from tests.invariants.cases import (
     EAGLE,
     EAGLE_TREE,
     MTP,
+    MTP_EAGLE,
     MTP_TREE,
     PARD,
     SA,
     failing,
     forced,
+    ranked,
     served,
     sparse,
     started_up,
@@ -32,10 +34,11 @@ from tests.invariants.synthetic import dressed, edit, edit_step
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
 SPARSE.append(sparse(served(EAGLE), 12))
 FORCED = [forced(EAGLE)]
-CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + FORCED
+RANKED = [ranked(worker) for worker in WORKERS]
+CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + FORCED + RANKED
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
-FEW += [served(MTP), served(SA), *FORCED]
+FEW += [served(MTP), served(SA), *FORCED, ranked(MTP_EAGLE)]
 
 
 @cache

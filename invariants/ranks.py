@@ -1,0 +1,111 @@
+"""Attention data parallelism: every rank is told the same of every rank, and all run the same things together.
+
+One process is one rank and the others are data, so a count that only this rank has wrong shows against its own batch,
+and what it runs at another time than the others shows in the list of what it runs with them.
+"""
+
+from __future__ import annotations
+
+from invariants.case import StepCase
+from invariants.check import Check
+from invariants.registry import REFERENCE, invariant
+from scenarios import batches
+from scenarios.trace import UPDATED
+
+_ANNOUNCED = ("spec_all_rank_num_tokens", "all_rank_num_seqs", "all_rank_num_gens", "subseq_all_rank_num_tokens")
+
+
+@invariant(
+    "rank-counts-follow-batches",
+    reads=("all_rank_num_tokens", "num_tokens", "spec_num_tokens", *_ANNOUNCED),
+    museum=("TRT-78", "VLL-10"),
+)
+def rank_counts_follow_batches(step: StepCase, check: Check) -> None:
+    """Each rank is told how many tokens, sequences and generations every rank runs, dummies included.
+
+    Its own entry is what it runs itself, and what its metadata says when it is prepared (PR #18629).
+    """
+    config = step.config
+    if config.attention_dp_size == 1:
+        return
+    ranks, mine = batches(config, step.asked), config.attention_dp_rank
+    tokens = [sum(r.contexts) + r.generations * config.tokens_per_gen_step(step.draft_len) for r in ranks]
+    for moment in step.moments:
+        if moment.name.startswith("draft[") or moment.name == UPDATED or moment is step.failed:
+            continue
+        if "all_rank_num_tokens" in moment.seen:
+            told = moment.seen["all_rank_num_tokens"]
+            check.equal(moment, "all_rank_num_tokens", tokens, told, "tokens of the batch of each rank")
+            if "num_tokens" in moment.seen and told:
+                check.equal(moment, "num_tokens", told[mine], moment.seen["num_tokens"], "what all ranks are told")
+    moment = step.prepared
+    if moment is None:
+        return
+    sequences = [len(rank.contexts) + rank.generations for rank in ranks]
+    expected = {
+        "all_rank_num_seqs": sequences,
+        "all_rank_num_gens": [rank.generations for rank in ranks],
+        "subseq_all_rank_num_tokens": sequences,
+    }
+    for field, counts in expected.items():
+        if moment.seen.get(field) is not None:
+            check.equal(moment, field, counts, moment.seen[field], "so many does each rank have")
+    if moment.seen.get("spec_all_rank_num_tokens") and "spec_num_tokens" in moment.seen:
+        announced, own = moment.seen["spec_all_rank_num_tokens"][mine], moment.seen["spec_num_tokens"]
+        check.equal(moment, "spec_num_tokens", announced, own, "what all ranks are told")
+
+
+@invariant(
+    "draft-calls-go-by-their-own-counts",
+    reads=("draft_all_rank_num_tokens", "_seq_lens", "spec_all_rank_num_tokens"),
+    museum=("TRT-01", "SGL-12"),
+)
+def draft_calls_go_by_their_own_counts(step: StepCase, check: Check) -> None:
+    """The first call of a draft model goes by what was announced, a later one by what it feeds for each sequence.
+
+    Counts of the target, or of the call before, gather the wrong rows.
+    """
+    if step.config.attention_dp_size == 1:
+        return
+    sequences = [len(rank.contexts) + rank.generations for rank in batches(step.config, step.asked)]
+    announced = step.prepared.seen.get("spec_all_rank_num_tokens") if step.prepared is not None else None
+    for run in step.runs:
+        for i, moment in run.drafts.items():
+            seen = moment.seen
+            if "draft_all_rank_num_tokens" not in seen:
+                continue
+            told = seen["draft_all_rank_num_tokens"]
+            if i == 0 and announced is not None:
+                check.equal(moment, "draft_all_rank_num_tokens", announced, told, "what was announced")
+            elif i > 0 and seen.get("_seq_lens"):
+                rows = [count * max(seen["_seq_lens"]) for count in sequences]
+                check.equal(moment, "draft_all_rank_num_tokens", rows, told, "what is fed for each sequence")
+
+
+@invariant(
+    "rank-counts-equal-reference",
+    reads=("draft_all_rank_num_tokens", "all_rank_num_tokens", "spec_num_tokens", *_ANNOUNCED),
+    museum=("TRT-78",),
+    kind=REFERENCE,
+)
+def rank_counts_equal_reference(step: StepCase, check: Check) -> None:
+    """What is announced, what the metadata shows and what a draft call is given are the reference's."""
+    if step.config.attention_dp_size == 1:
+        return
+    if step.prepared is not None:
+        check.said(step.prepared, ("spec_num_tokens", *_ANNOUNCED))
+    for run in step.runs:
+        for moment in run.drafts.values():
+            check.said(moment, ("draft_all_rank_num_tokens", "all_rank_num_tokens"))
+
+
+@invariant(
+    "collectives-equal-reference",
+    reads=("collectives",),
+    museum=("TRT-78", "TRT-81", "TRT-82", "VLL-19"),
+    kind=REFERENCE,
+)
+def collectives_equal_reference(step: StepCase, check: Check) -> None:
+    """A rank runs each collective of a step once, in order, with what every rank brings to it."""
+    if step.updated is not None:
+        check.said(step.updated, ("collectives",))
