@@ -6,13 +6,18 @@ and what it runs at another time than the others shows in the list of what it ru
 
 from __future__ import annotations
 
-from invariants.case import StepCase
+from collections.abc import Sequence
+from typing import Final
+
+from invariants.case import Moment, StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
-from scenarios import batches
-from scenarios.trace import UPDATED
+from scenarios import Peer, batches
+from scenarios.trace import ENTERED, PREPARED, RESTORED, SAVED, VERIFIED
 
-_ANNOUNCED = ("spec_all_rank_num_tokens", "all_rank_num_seqs", "all_rank_num_gens", "subseq_all_rank_num_tokens")
+_OF_TARGET: Final = (PREPARED, ENTERED, VERIFIED, SAVED, RESTORED)
+"""Sub-steps at which the metadata speaks of the batch as the target runs it."""
+_ANNOUNCED: Final = ("spec_all_rank_num_tokens", "all_rank_num_seqs", "all_rank_num_gens", "subseq_all_rank_num_tokens")
 
 
 @invariant(
@@ -29,30 +34,29 @@ def rank_counts_follow_batches(step: StepCase, check: Check) -> None:
     if config.attention_dp_size == 1:
         return
     ranks, mine = batches(config, step.asked), config.attention_dp_rank
-    tokens = [sum(r.contexts) + r.generations * config.tokens_per_gen_step(step.draft_len) for r in ranks]
+    width = config.tokens_per_gen_step(step.draft_len)
+    tokens = [sum(rank.contexts) + width * rank.generations for rank in ranks]
     for moment in step.moments:
-        if moment.name.startswith("draft[") or moment.name == UPDATED or moment is step.failed:
-            continue
-        if "all_rank_num_tokens" in moment.seen:
+        if moment.name in _OF_TARGET and "all_rank_num_tokens" in moment.seen:
             told = moment.seen["all_rank_num_tokens"]
             check.equal(moment, "all_rank_num_tokens", tokens, told, "tokens of the batch of each rank")
-            if "num_tokens" in moment.seen and told:
+            if told == tokens and "num_tokens" in moment.seen:
                 check.equal(moment, "num_tokens", told[mine], moment.seen["num_tokens"], "what all ranks are told")
-    moment = step.prepared
-    if moment is None:
-        return
+    if step.prepared is not None:
+        _check_announced(step.prepared, ranks, mine, check)
+
+
+def _check_announced(moment: Moment, ranks: Sequence[Peer], mine: int, check: Check) -> None:
+    """What the speculative metadata says of all ranks, once it is prepared."""
+    seen = moment.seen
     sequences = [len(rank.contexts) + rank.generations for rank in ranks]
-    expected = {
-        "all_rank_num_seqs": sequences,
-        "all_rank_num_gens": [rank.generations for rank in ranks],
-        "subseq_all_rank_num_tokens": sequences,
-    }
-    for field, counts in expected.items():
-        if moment.seen.get(field) is not None:
-            check.equal(moment, field, counts, moment.seen[field], "so many does each rank have")
-    if moment.seen.get("spec_all_rank_num_tokens") and "spec_num_tokens" in moment.seen:
-        announced, own = moment.seen["spec_all_rank_num_tokens"][mine], moment.seen["spec_num_tokens"]
-        check.equal(moment, "spec_num_tokens", announced, own, "what all ranks are told")
+    generations = [rank.generations for rank in ranks]
+    for field, counts in zip(_ANNOUNCED[1:], (sequences, generations, sequences), strict=True):
+        if seen.get(field) is not None:
+            check.equal(moment, field, counts, seen[field], "so many does each rank have")
+    told = seen.get("spec_all_rank_num_tokens")
+    if told and "spec_num_tokens" in seen:
+        check.equal(moment, "spec_num_tokens", told[mine], seen["spec_num_tokens"], "what all ranks are told")
 
 
 @invariant(

@@ -18,11 +18,13 @@ from tests.invariants.cases import (
     EAGLE,
     EAGLE_TREE,
     MTP,
+    MTP_EAGLE,
     MTP_TREE,
     PARD,
     SA,
     failing,
     forced,
+    ranked,
     served,
     sparse,
     started_up,
@@ -34,7 +36,8 @@ from engines.portable import PortableEngine
 
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
-CASES = [*DENSE, forced(EAGLE), *(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
+RANKED = [ranked(MTP_EAGLE), ranked(EAGLE_TREE)]
+CASES = [*DENSE, *RANKED, forced(EAGLE), *(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
 ENGINE = PortableEngine()
 
 
