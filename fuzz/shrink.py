@@ -14,6 +14,7 @@ from typing import Final
 from scenarios import (
     Context,
     Generation,
+    Peer,
     Phase,
     Request,
     Scenario,
@@ -21,6 +22,7 @@ from scenarios import (
     Schedule,
     Step,
     check,
+    kept_in_step,
 )
 from scenarios.schedule import walk
 from scenarios.trees import most_nodes
@@ -85,20 +87,21 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
     accepted = 1 if traits.tree else k + 1
     generations = [replace(g, agree=min(g.agree, k), accept=min(g.accept, accepted)) for g in step.generations]
     whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
+    whole = kept_in_step(config, whole)
     if not _fits(whole, schedule):
         # Fewer rows than were captured can not be replayed.
         phase = Phase.EAGER if step.phase is Phase.REPLAY else step.phase
-        whole = replace(whole, phase=phase, contexts=(), generations=())
+        whole = kept_in_step(config, replace(whole, phase=phase, contexts=(), generations=()))
         for context in contexts:
-            more = replace(whole, contexts=(*whole.contexts, context))
+            more = kept_in_step(config, replace(whole, contexts=(*whole.contexts, context)))
             whole = more if _fits(more, schedule) else whole
         for generation in generations:
-            more = replace(whole, generations=(*whole.generations, generation))
+            more = kept_in_step(config, replace(whole, generations=(*whole.generations, generation)))
             whole = more if _fits(more, schedule) else whole
     for request in step.finish:
         more = replace(whole, finish=(*whole.finish, request))
         whole = more if _fits(more, schedule) else whole
-    return whole if whole.rows else None
+    return whole if _fits(whole, schedule) else None
 
 
 def _fits(step: Step, schedule: Schedule) -> bool:
@@ -207,6 +210,17 @@ def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
                 yield _with_step(scenario, i, replace(step, fault=replace(step.fault, occurrence=occurrence)))
 
 
+def _plainer_peers(scenario: Scenario) -> Iterator[Scenario]:
+    """Of other ranks: one generation, and each row less."""
+    for i, step in enumerate(scenario.steps):
+        for j, peer in enumerate(step.peers):
+            plainer = [Peer(generations=1)] if peer.contexts else []
+            plainer += [replace(peer, generations=n) for n in _below(peer.generations, 1)]
+            plainer += [replace(peer, contexts=peer.contexts[1:])] if peer.contexts else []
+            for plain in plainer:
+                yield _with_step(scenario, i, replace(step, peers=(*step.peers[:j], plain, *step.peers[j + 1 :])))
+
+
 def _smaller_draft_lens(scenario: Scenario) -> Iterator[Scenario]:
     """In all steps and the configuration at once, then in each of them."""
     config = scenario.config
@@ -272,6 +286,7 @@ EDITS: Final[tuple[Edit, ...]] = (
     _fewer_rows,
     _smaller_graphs,
     _plainer_steps,
+    _plainer_peers,
     _smaller_draft_lens,
     _shorter_prompts,
     _plainer_rows,

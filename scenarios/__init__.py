@@ -20,7 +20,7 @@ from scenarios.model import (
     Step,
     WorkerTraits,
 )
-from scenarios.ranks import batches, padding
+from scenarios.ranks import batches, kept_in_step, padding
 from scenarios.schedule import RequestState, RowPlan, Schedule, check, walk
 from scenarios.trace import FIELDS, StepTrace, Substep, Trace
 
@@ -58,6 +58,7 @@ __all__ = [
     "finding_from_json",
     "finding_loads",
     "finding_to_json",
+    "kept_in_step",
     "loads",
     "padding",
     "scenario_from_json",

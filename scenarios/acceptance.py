@@ -1,4 +1,4 @@
-"""Which ways to accept and to read drafts a configuration may ask for."""
+"""Which ways to accept and to read drafts a configuration may ask for, and what else not every engine has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from scenarios.errors import require
 from scenarios.model import Config
 
-VARIANTS: Final = ("force_num_accepted_tokens", "draft_vocab_map")
+VARIANTS: Final = ("force_num_accepted_tokens", "draft_vocab_map", "attention_dp_size")
 """Fields of ``Config`` that ask for another way than upstream's usual one; strategies draw those that an engine has."""
 
 

@@ -6,6 +6,8 @@ does, and a graph only if all have the same batch size. One process plays one ra
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scenarios import forced_acceptance as forced
 from scenarios.errors import ScenarioError
 from scenarios.model import Config, Generation, Peer, Phase, Step
@@ -26,6 +28,17 @@ def padding(config: Config, step: Step) -> tuple[Generation, ...]:
     force = config.force_num_accepted_tokens
     accept = forced.most(force, step.draft_len) if force else 1
     return (Generation(request=None, past=config.least_history, accept=accept),) * (size - real)
+
+
+def kept_in_step(config: Config, step: Step) -> Step:
+    """``step`` with a batch for each other rank, one generation where there is none, and with just those dummies."""
+    if step.phase.is_startup:
+        return replace(step, peers=())
+    others = config.attention_dp_size - 1
+    real = tuple(row for row in step.generations if row.request is not None)
+    peers = (*step.peers, *(Peer(generations=1),) * others)[:others]
+    alone = replace(step, generations=real, peers=peers)
+    return replace(alone, generations=(*real, *padding(config, alone)))
 
 
 def batches(config: Config, step: Step) -> tuple[Peer, ...]:
