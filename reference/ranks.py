@@ -42,10 +42,9 @@ def collectives(
     if not step.phase.is_startup:
         made.append(["executor.batch", _real(step, config)])
     target = batch.tokens_of_ranks(batch.width + 1)
-    made.append(["attn_metadata.num_tokens", target])
-    made.append(["spec_metadata.num_tokens", told["spec_all_rank_num_tokens"]])
-    made.append(["spec_metadata.num_seqs", told["all_rank_num_seqs"]])
-    made.append(["spec_metadata.num_gens", told["all_rank_num_gens"]])
+    made.append(["attn_metadata.all_rank_num_tokens", target])
+    made.append(["spec_metadata.all_rank_num_tokens", told["spec_all_rank_num_tokens"]])
+    made += [[f"spec_metadata.{name}", told[name]] for name in ("all_rank_num_seqs", "all_rank_num_gens")]
     for phase in phases:
         if phase != "replay":
             made += _gathers("target_model.moe", target)

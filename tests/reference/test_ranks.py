@@ -131,10 +131,10 @@ def test_experts_of_target_and_drafter_meet_in_rounds_of_the_largest_rank() -> N
     rounds = [[1, 2, 12], [1, 2, 11], [1, 1, 11]]
     assert at(step, "updated")["collectives"] == [
         ["executor.batch", [0, 1, 2]],
-        ["attn_metadata.num_tokens", [3, 5, 34]],
-        ["spec_metadata.num_tokens", [3, 5, 34]],
-        ["spec_metadata.num_seqs", [1, 1, 2]],
-        ["spec_metadata.num_gens", [1, 0, 0]],
+        ["attn_metadata.all_rank_num_tokens", [3, 5, 34]],
+        ["spec_metadata.all_rank_num_tokens", [3, 5, 34]],
+        ["spec_metadata.all_rank_num_seqs", [1, 1, 2]],
+        ["spec_metadata.all_rank_num_gens", [1, 0, 0]],
         *(["target_model.moe", counts] for counts in rounds),
         *(["draft_model.moe", counts] for counts in rounds),
         ["draft_model.moe", [1, 1, 2]],
