@@ -26,8 +26,8 @@ def _keep(patch: Patch, keep: Any) -> None:
 @bug(
     "TRT-120",
     kind="K2",
-    workers=(DRAFT_TARGET, EAGLE3_TREE, MTP_EAGLE_TREE),
-    title="A draft loop that fails leaves its token counts of the ranks in the attention metadata",
+    workers=(MTP_EAGLE, DRAFT_TARGET, EAGLE3_TREE, MTP_EAGLE_TREE),
+    title="A draft forward or loop that fails leaves its token counts of the ranks in the attention metadata",
     reference=_REFERENCE,
     caught_by=("restored-layout",),
 )

@@ -12,7 +12,7 @@ from strategies.config import draw_prompt_len, room_of
 from strategies.drafting import draw_draft_len
 from strategies.fault import KINDS, Kinds, draw_fault
 from strategies.layout import Layout, Room, draw_layout, runnable
-from strategies.phase import phase_table
+from strategies.phase import phase_table, replayable
 from strategies.ranks import draw_idle, draw_peers
 from strategies.sizes import least_draft_len
 from strategies.startup import draw_dummies
@@ -138,11 +138,11 @@ class Composer:
             contexts=layout.contexts,
             generations=layout.generations,
         )
-        return draw_peers(draw, self.schedule, step)
+        return draw_peers(draw, self.schedule, step, sizes)
 
     def _nearest_graphs(self, draft_len: int) -> tuple[int, tuple[int, ...]]:
         """The draft length nearest to ``draft_len`` for which graphs could be replayed, and their batch sizes."""
-        possible = [g for g in sorted(self.schedule.graphs) if g[0] <= len(self.schedule.generating)]
+        possible = replayable(self.schedule)
         nearest = min((k for _, k in possible), key=lambda k: abs(k - draft_len))
         return nearest, tuple(size for size, k in possible if k == nearest)
 

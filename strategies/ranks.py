@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
 from scenarios import Config, Peer, Phase, ScenarioError, Schedule, Step, kept_in_step
-from strategies.choices import Draw, digits, pick
+from strategies.choices import Draw, choose, digits, pick
 
 PEERS: Final = (
     Peer(generations=1),
@@ -32,27 +32,39 @@ def draw_idle(draw: Draw, schedule: Schedule, draft_len: int) -> Step | None:
     return _if_possible(schedule, draw_peers(draw, schedule, Step(draft_len=draft_len)))
 
 
-def draw_peers(draw: Draw, schedule: Schedule, step: Step) -> Step:
-    """A served ``step`` beside batches of the other ranks.
+def draw_peers(draw: Draw, schedule: Schedule, step: Step, graphs: Collection[int] = ()) -> Step:
+    """A served ``step`` beside batches of the other ranks; of several graphs it may get the dummies that one needs.
 
-    In a graph its last rows may be dummies instead, where another rank is the one whose batch is as large as it was.
+    graphs  batch sizes that could be replayed
     """
     config = schedule.config
     others = config.attention_dp_size - 1
     if not others:
         return step
+    if graphs and not step.contexts:
+        padded = _draw_padded(draw, schedule, step, graphs)
+        if padded is not None:
+            return padded
     if step.phase is Phase.REPLAY:
-        size = len(step.generations)
-        sizes = digits(draw, (size + 1,) * others)
-        kept = size - pick(draw, size + 1)
-        small = tuple(Peer(generations=size - n) for n in sizes)
-        whole = replace(step, peers=small)
-        fewer = replace(step, peers=(Peer(generations=size), *small[1:]), generations=step.generations[:kept])
-        return _if_possible(schedule, kept_in_step(config, fewer)) or whole
+        least = digits(draw, (len(step.generations) + 1,) * others)
+        return replace(step, peers=tuple(Peer(generations=len(step.generations) - n) for n in least))
     peers = [_cut(PEERS[i], config, step.draft_len) for i in digits(draw, (len(PEERS),) * others)]
     if not step.rows and not any(peer.contexts or peer.generations for peer in peers):
         peers[0] = PEERS[0]
     return kept_in_step(config, replace(step, peers=tuple(peers)))
+
+
+def _draw_padded(draw: Draw, schedule: Schedule, step: Step, graphs: Collection[int]) -> Step | None:
+    """A replay of some of the rows in a graph that is as large as another rank's batch; None without dummies."""
+    kept = step.generations[: len(step.generations) - pick(draw, len(step.generations) + 1)]
+    larger = [size for size in graphs if size > len(kept)]
+    if not larger:
+        return None
+    size = choose(draw, larger)
+    sizes = digits(draw, (size + 1,) * (schedule.config.attention_dp_size - 1))
+    peers = (Peer(generations=size), *(Peer(generations=n) for n in sizes[1:]))
+    padded = replace(step, phase=Phase.REPLAY, generations=kept, peers=peers)
+    return _if_possible(schedule, kept_in_step(schedule.config, padded))
 
 
 def _if_possible(schedule: Schedule, step: Step) -> Step | None:

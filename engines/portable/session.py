@@ -205,6 +205,7 @@ class PortableSession:
             Seam("attn_metadata.on_update", attn, "on_update", hook),
             Seam("attn_metadata.update_for_spec_dec", attn, "update_for_spec_dec", hook),
             *self._draft_seams(watch),
+            *self._collective_seams(),
             Seam("worker.sample_draft_tokens", worker, "sample_draft_tokens", launch),
             Seam("attn_metadata.restore_from_spec_dec", attn, "restore_from_spec_dec", SiteClass.RESTORE),
             Seam("sampler.update_requests", self._executor.sampler, "update_requests", launch),
@@ -217,6 +218,12 @@ class PortableSession:
             Seam("attn_metadata.copy", attn, "create_cuda_graph_metadata", None, after=self._adopt(attn)),
             Seam("spec_metadata.copy", spec, "create_cuda_graph_metadata", None, after=self._adopt(spec)),
         ]  # fmt: skip
+
+    def _collective_seams(self) -> list[Seam]:
+        """Seams of what several ranks do together."""
+        dist = self._executor.model_engine.dist
+        calls = ("tp_allgather", "allgather_rows") if dist.enable_attention_dp else ()
+        return [Seam(f"dist.{call}", dist, call, SiteClass.COLLECTIVE) for call in calls]
 
     def _draft_seams(self, watch: Any) -> list[Seam]:
         """Seams of what drafts: a model, the layers of one, or the automata."""

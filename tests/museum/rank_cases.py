@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from museum.bug import MTP_EAGLE
 from scenarios import Fault, FaultKind, Generation, Peer, Phase, Scenario, Step, check, kept_in_step
 from tests.museum.cases import K, _fills, _scenario
 
@@ -46,8 +47,11 @@ def near_the_limit(worker: str) -> Scenario:
 
 
 def failing(worker: str) -> Scenario:
-    """The same, and the second draft forward fails."""
+    """The same, and drafting fails while counts of its own are installed: in a loop, or within a forward."""
     fault = Fault(site="draft_model.logits", occurrence=2, kind=FaultKind.ERROR)
+    if worker == MTP_EAGLE:
+        # After two rounds of the target.
+        fault = replace(fault, site="dist.allgather_rows", occurrence=3)
     return _in_step(worker, _served(contexts=(_fills(worker, 0, 5),), fault=fault), prompts=(5,))
 
 

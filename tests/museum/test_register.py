@@ -83,8 +83,8 @@ def test_an_id_is_taken_once() -> None:
 
 
 def test_an_unknown_defect_is_refused_with_the_closest() -> None:
-    with pytest.raises(UsageError, match=r"^bug: none is called 'TRT-3/MTPEagleWorker'; did you mean 'TRT-03/"):
-        find("TRT-3/MTPEagleWorker")
+    with pytest.raises(UsageError, match=r"^bug: none is called 'TRT-2/DSparkWorker'; did you mean 'TRT-02/"):
+        find("TRT-2/DSparkWorker")
     with seeded(None) as nothing:
         assert nothing is None
 

@@ -18,7 +18,7 @@ FORCED = [name for name, traits in WORKERS.items() if traits.drafts_for_contexts
 
 
 def test_a_fair_share_has_a_variant() -> None:
-    seen = all_of(configs(variants=VARIANTS), 200)
+    seen = all_of(configs(variants=VARIANTS), 400)
     assert {c.worker for c in seen if c.force_num_accepted_tokens} == set(FORCED)
     assert {c.worker for c in seen if c.draft_vocab_map} == {n for n, t in WORKERS.items() if t.draft_vocab}
     share = sum(c.force_num_accepted_tokens > 0 for c in seen) / sum(c.worker in FORCED for c in seen)
