@@ -50,8 +50,8 @@ def failing(worker: str) -> Scenario:
     """The same, and drafting fails while counts of its own are installed: in a loop, or within a forward."""
     fault = Fault(site="draft_model.logits", occurrence=2, kind=FaultKind.ERROR)
     if worker == MTP_EAGLE:
-        # After two rounds of the target.
-        fault = replace(fault, site="dist.allgather_rows", occurrence=3)
+        # After two rounds each of the target and of the first draft forward, whose counts are the target's.
+        fault = replace(fault, site="dist.allgather_rows", occurrence=5)
     return _in_step(worker, _served(contexts=(_fills(worker, 0, 5),), fault=fault), prompts=(5,))
 
 
