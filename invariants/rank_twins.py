@@ -38,7 +38,9 @@ def next_rank(scenario: Scenario) -> Edited | None:
     if size == 1:
         return None
     rank = (mine + 1) % size
-    twin = replace(scenario, config=replace(config, attention_dp_rank=rank))
+    # No count depends on pages, so there may be enough for whatever the next rank has.
+    pages = min(16_384, config.max_num_requests * -(-config.max_seq_len // config.tokens_per_block))
+    twin = replace(scenario, config=replace(config, attention_dp_rank=rank, num_blocks=max(pages, config.num_blocks)))
     requests: list[Request] = []
     steps: list[Step] = []
     pairs: list[tuple[int, int]] = []
