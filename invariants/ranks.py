@@ -23,7 +23,7 @@ _ANNOUNCED: Final = ("spec_all_rank_num_tokens", "all_rank_num_seqs", "all_rank_
 @invariant(
     "rank-counts-follow-batches",
     reads=("all_rank_num_tokens", "num_tokens", "spec_num_tokens", *_ANNOUNCED),
-    museum=("TRT-78", "VLL-10"),
+    museum=("TRT-78", "TRT-83", "VLL-10"),
 )
 def rank_counts_follow_batches(step: StepCase, check: Check) -> None:
     """Each rank is told how many tokens, sequences and generations every rank runs, dummies included.
@@ -62,7 +62,7 @@ def _check_announced(moment: Moment, ranks: Sequence[Peer], mine: int, check: Ch
 @invariant(
     "draft-calls-go-by-their-own-counts",
     reads=("draft_all_rank_num_tokens", "_seq_lens", "spec_all_rank_num_tokens"),
-    museum=("TRT-01", "SGL-12"),
+    museum=("SGL-12",),
 )
 def draft_calls_go_by_their_own_counts(step: StepCase, check: Check) -> None:
     """The first call of a draft model goes by what was announced, a later one by what it feeds for each sequence.
@@ -89,7 +89,7 @@ def draft_calls_go_by_their_own_counts(step: StepCase, check: Check) -> None:
 @invariant(
     "rank-counts-equal-reference",
     reads=("draft_all_rank_num_tokens", "all_rank_num_tokens", "spec_num_tokens", *_ANNOUNCED),
-    museum=("TRT-78",),
+    museum=("TRT-78", "SGL-12"),
     kind=REFERENCE,
 )
 def rank_counts_equal_reference(step: StepCase, check: Check) -> None:

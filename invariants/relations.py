@@ -104,7 +104,7 @@ def ranks_run_the_same_collectives(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=("collectives",)) if edited else None
 
 
-@relation("other-ranks-do-not-matter", reads=_RESULTS, museum=("TRT-80", "VLL-10", "SGL-12"))
+@relation("other-ranks-do-not-matter", reads=_RESULTS, museum=("TRT-80", "TRT-121", "VLL-10"))
 def other_ranks_do_not_matter(scenario: Scenario) -> Twin | None:
     """What other ranks run changes nothing for a request: text, caches and tokens held are those of a single rank."""
     edited = rank_twins.single_rank(scenario) if twins.repeatable(scenario) else None
