@@ -70,7 +70,7 @@ FIELDS: Final[dict[str, str]] = {
     "spec_all_rank_num_tokens": "host list of int: spec_num_tokens of every rank",
     "all_rank_num_seqs": "host list of int: sequences of every rank",
     "all_rank_num_gens": "host list of int: generations of every rank",
-    "subseq_all_rank_num_tokens": "host list of int: tokens per rank in later draft calls; Eagle3, MTP-Eagle, trees",
+    "subseq_all_rank_num_tokens": "host list of int: tokens of every rank in draft calls of one token per sequence",
     # Inputs of the forward that is about to run: prepared (target), draft[i] (draft model).
     "input_ids": "device int32 [rows]",
     "position_ids": "device int32 [rows]",

@@ -86,11 +86,6 @@ class Eagle3OneModelSpecMetadata(CapturingSpecMetadata):
             return num_tokens
         return num_tokens - num_generations * self.max_total_draft_tokens
 
-    def set_all_rank_counts(self, num_tokens: list[int], num_seqs: list[int], num_gens: list[int]) -> None:
-        """Take over what the ranks told each other; from the second draft forward on a sequence has one token."""
-        super().set_all_rank_counts(num_tokens, num_seqs, num_gens)
-        self.subseq_all_rank_num_tokens = num_seqs
-
 
 class Eagle3OneModelWorker(LinearSpecWorker):
     """Eagle3, and MTP-Eagle when the configured mode says so."""

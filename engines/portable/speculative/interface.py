@@ -143,8 +143,12 @@ class SpecMetadata:
         return num_tokens
 
     def set_all_rank_counts(self, num_tokens: list[int], num_seqs: list[int], num_gens: list[int]) -> None:
-        """Take over what the ranks told each other, one entry per rank."""
+        """Take over what the ranks told each other, one entry per rank.
+
+        From the second draft forward on a sequence has one token, where drafts are made one by one.
+        """
         self.all_rank_num_tokens, self.all_rank_num_seqs, self.all_rank_num_gens = num_tokens, num_seqs, num_gens
+        self.subseq_all_rank_num_tokens = num_seqs
 
     def populate_context_prompt_lookahead(self, context_requests: Sequence[LlmRequest]) -> None:
         """Upload the prompt token that follows each context's chunk."""
