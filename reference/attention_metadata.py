@@ -23,9 +23,14 @@ def metadata(
     counted: Sequence[int] | None = None,
     saved: Sequence[str] = (),
     use_spec_decoding: bool = True,
+    manager: str = "target",
     all_rank_num_tokens: Sequence[int] | None = None,
 ) -> Fields:
-    """The fields that every sub-step but ``updated`` has. ``counted``: lengths that ``on_update`` last saw."""
+    """The fields that every sub-step but ``updated`` has.
+
+    counted  lengths that ``on_update`` last saw
+    manager  whose pages the metadata refers to: the target's but for draft calls over a cache of their own
+    """
     counted = seq_lens if counted is None else counted
     num_generations = len(seq_lens) - num_contexts
     return {
@@ -39,6 +44,7 @@ def metadata(
         "host_request_types": [0] * num_contexts + [1] * num_generations,
         "use_spec_decoding": use_spec_decoding,
         "all_rank_num_tokens": all_rank_num_tokens,
+        "kv_cache_manager": manager,
         "_saved_tensors": list(saved),
     }
 
@@ -69,7 +75,7 @@ def prepared(batch: Batch, config: Config) -> Fields:
     }
 
 
-def drafting(call: DraftCall, batch: Batch, saved: Sequence[str]) -> Fields:
+def drafting(call: DraftCall, batch: Batch, saved: Sequence[str], config: Config) -> Fields:
     """Before a call of the draft model, with the inputs of that call."""
     fields = metadata(
         call.seq_lens,
@@ -78,6 +84,7 @@ def drafting(call: DraftCall, batch: Batch, saved: Sequence[str]) -> Fields:
         counted=call.counted,
         saved=saved,
         use_spec_decoding=call.use_spec_decoding,
+        manager="draft" if config.use_separate_draft_kv_cache else "target",
         all_rank_num_tokens=call.rank_counts if call.shows_rank_counts else batch.tokens_of_ranks(batch.width + 1),
     )
     for name in ("input_ids", "position_ids", "hidden_states", "num_ctx_per_req"):

@@ -8,7 +8,7 @@ from reference import attention_metadata, kv_cache, ranks
 from reference.batch import Batch, lay_out
 from reference.dense_selection import selection
 from reference.history import History, Text, Turn
-from reference.sparse_attention import derived, prefill
+from reference.sparse_attention import derived, keys_of_contexts, prefill
 from reference.tree_attention import masks
 from reference.workers import WORKERS, DraftCall, Drafting, Fields
 from scenarios.forced_acceptance import counts, draws
@@ -118,7 +118,8 @@ class Session:
             if saved:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
-                fields = attention_metadata.drafting(call, batch, saved)
+                fields = attention_metadata.drafting(call, batch, saved, self._config)
+                fields |= keys_of_contexts(call, batch, self._config)
                 yield draft(i), fields | self._maps(call, batch, phase, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
@@ -183,7 +184,7 @@ class Session:
 
     def _ledger(self, histories: Mapping[int, History]) -> Fields:
         kv_tokens = {i: history.kv_tokens for i, history in histories.items() if history.started}
-        return {"kv_tokens": kv_tokens, "free_blocks": kv_cache.free_blocks(kv_tokens.values(), self._config)}
+        return kv_cache.ledgers(kv_tokens, self._config)
 
     def _outcome(self, step: Step) -> str:
         """Upstream survives lack of memory in general warm-up, and in serving what its error budget allows."""

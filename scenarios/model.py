@@ -73,6 +73,11 @@ class WorkerTraits:
     draft_model: bool = True
     draft_vocab: bool = True
 
+    @property
+    def separate_draft_kv_cache(self) -> bool:
+        """Whether its drafter may have a KV cache of its own: it has layers in one, and no context instead of it."""
+        return self.draft_model and not self.keeps_context
+
 
 WORKERS: Final[dict[str, WorkerTraits]] = {
     w.name: w
@@ -170,6 +175,10 @@ BACKENDS: Final[dict[str, BackendTraits]] = {
 """Attention backends by the name that a configuration gives them."""
 
 
+KV_CACHE_MANAGERS: Final = ("V1", "V2")
+"""Versions of the KV-cache manager; nothing that is served may differ between them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Configuration of the engine, fixed for the whole scenario.
@@ -191,6 +200,12 @@ class Config:
     force_num_accepted_tokens  drafts that generations accept whatever was drafted, its fraction the chance of one more;
                       0 accepts what the target agrees with. See ``forced_acceptance``
     draft_vocab_map   whether the draft head speaks a vocabulary of its own (upstream: the draft model has ``d2t``)
+    use_separate_draft_kv_cache  whether the drafter has a KV cache of its own, with a manager of its own
+    draft_num_blocks        pages of that cache; 0 without one
+    draft_tokens_per_block  tokens of one of its pages; 0 without one
+    kv_cache_manager        one of ``KV_CACHE_MANAGERS``, for target and drafter
+    host_offload            whether pages move in their pool between steps, as when they are swapped to the host and
+                            back: what a page is called then is not where it lies
     attention_dp_size ranks of attention data parallelism, each with requests of its own
     attention_dp_rank which of them this engine is
     """
@@ -211,8 +226,20 @@ class Config:
     max_total_draft_tokens: int = 0
     force_num_accepted_tokens: float = 0.0
     draft_vocab_map: bool = False
+    use_separate_draft_kv_cache: bool = False
+    draft_num_blocks: int = 0
+    draft_tokens_per_block: int = 0
+    kv_cache_manager: str = "V1"
+    host_offload: bool = False
     attention_dp_size: int = 1
     attention_dp_rank: int = 0
+
+    @property
+    def pools(self) -> tuple[tuple[int, int], ...]:
+        """Pages, and tokens of a page, of each KV cache: the target's, then the drafter's if it has its own."""
+        target = self.num_blocks, self.tokens_per_block
+        draft = self.draft_num_blocks, self.draft_tokens_per_block
+        return (target, draft) if self.use_separate_draft_kv_cache else (target,)
 
     @property
     def traits(self) -> WorkerTraits:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import torch
 
-from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
+from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager, DSACacheManagerV2
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
-from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttentionMetadata
 from engines.portable.distributed import Distributed, FusedMoE
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+from engines.portable.pyexecutor.kv_cache_manager_v2 import KVCacheManagerV2
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
@@ -31,6 +33,14 @@ from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
 from scenarios.tracer import MASK_TOKEN
 
+_CACHE_CLASSES: Final[dict[tuple[str, bool], type[KVCacheManager]]] = {
+    ("V1", False): KVCacheManager,
+    ("V1", True): DSACacheManager,
+    ("V2", False): KVCacheManagerV2,
+    ("V2", True): DSACacheManagerV2,
+}
+"""By version, and whether there is an indexer."""
+
 
 def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     """The executor of a configuration, with model, worker, metadata, cache and graph runner on ``device``."""
@@ -44,17 +54,9 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         force_num_accepted_tokens=config.force_num_accepted_tokens,
     )
     sparse = BACKENDS[config.attention_backend].sparse
-    cache_class = DSACacheManager if sparse else KVCacheManager
-    kv_cache_manager = cache_class(
-        num_layers=1 + spec_config.num_draft_layers,
-        num_blocks=config.num_blocks,
-        tokens_per_block=config.tokens_per_block,
-        max_seq_len=config.max_seq_len,
-        max_total_draft_tokens=spec_config.max_total_draft_tokens,
-        num_extra_kv_tokens=config.num_extra_kv_tokens,
-        device=device,
-    )
-    slots = kv_cache_manager.max_blocks_per_seq * config.tokens_per_block
+    kv_cache_manager, draft_kv_cache_manager = _kv_cache_managers(config, spec_config, device)
+    managers = [m for m in (kv_cache_manager, draft_kv_cache_manager) if m is not None]
+    slots = max(manager.max_blocks_per_seq * manager.tokens_per_block for manager in managers)
     dense = TreeTracer if spec_config.use_dynamic_tree else Tracer
     tracer = (
         SparseTracer(slots, device, config.index_topk)
@@ -85,14 +87,15 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_num_requests=config.max_num_requests,
         max_num_tokens=config.max_num_tokens,
         device=device,
-        attn_metadata_class=(
+        attn_metadata_class=partial(
             partial(
                 DSAtrtllmAttentionMetadata,
                 max_draft_tokens=config.max_draft_len,
                 sparse_metadata_params=DSAMetadataParams(index_topk=config.index_topk),
             )
             if sparse
-            else TrtllmAttentionMetadata
+            else TrtllmAttentionMetadata,
+            draft_kv_cache_manager=draft_kv_cache_manager,
         ),
         dist=dist,
     )
@@ -102,5 +105,30 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         SpecSampler(),
         config.error_budget,
         spec_resource_manager,
+        draft_kv_cache_manager,
         AttentionDPPadding(config, dist),
+    )
+
+
+def _kv_cache_managers(
+    config: Config, spec_config: DecodingConfig, device: torch.device
+) -> tuple[KVCacheManager, KVCacheManager | None]:
+    """The manager of all layers, or that of the target's and that of the drafter's."""
+    sparse = BACKENDS[config.attention_backend].sparse
+    manager = partial(
+        _CACHE_CLASSES[config.kv_cache_manager, sparse],
+        max_seq_len=config.max_seq_len,
+        max_total_draft_tokens=spec_config.max_total_draft_tokens,
+        num_extra_kv_tokens=config.num_extra_kv_tokens,
+        device=device,
+        host_offload=config.host_offload,
+    )
+    target = partial(manager, num_blocks=config.num_blocks, tokens_per_block=config.tokens_per_block)
+    if not config.use_separate_draft_kv_cache:
+        return target(num_layers=DRAFT_LAYER + spec_config.num_draft_layers), None
+    return target(num_layers=DRAFT_LAYER), manager(
+        num_layers=spec_config.num_draft_layers,
+        first_layer=DRAFT_LAYER,
+        num_blocks=config.draft_num_blocks,
+        tokens_per_block=config.draft_tokens_per_block,
     )
