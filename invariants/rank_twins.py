@@ -39,7 +39,7 @@ def next_rank(scenario: Scenario) -> Edited | None:
         return None
     rank = (mine + 1) % size
     # No count depends on pages, so there may be enough for whatever the next rank has.
-    twin = replace(scenario, config=replace(config, attention_dp_rank=rank, **_pages(config)))
+    twin = replace(scenario, config=replace(_roomy(config), attention_dp_rank=rank))
     requests: list[Request] = []
     steps: list[Step] = []
     pairs: list[tuple[int, int]] = []
@@ -60,13 +60,14 @@ def next_rank(scenario: Scenario) -> Edited | None:
     return valid(replace(twin, requests=tuple(requests)), steps, pairs)
 
 
-def _pages(config: Config) -> dict[str, int]:
-    """Sizes of pools in which every request may be as long as any."""
+def _roomy(config: Config) -> Config:
+    """A configuration with pools in which every request may be as long as any."""
     most = config.max_num_requests * config.max_seq_len
-    pages = {"num_blocks": max(config.num_blocks, min(16_384, -(-most // config.tokens_per_block)))}
-    if config.use_separate_draft_kv_cache:
-        pages["draft_num_blocks"] = max(config.draft_num_blocks, min(16_384, -(-most // config.draft_tokens_per_block)))
-    return pages
+    pages = max(config.num_blocks, min(16_384, -(-most // config.tokens_per_block)))
+    if not config.use_separate_draft_kv_cache:
+        return replace(config, num_blocks=pages)
+    draft_pages = max(config.draft_num_blocks, min(16_384, -(-most // config.draft_tokens_per_block)))
+    return replace(config, num_blocks=pages, draft_num_blocks=draft_pages)
 
 
 def _begun(config: Config, requests: list[Request], count: int) -> tuple[Context, ...]:
