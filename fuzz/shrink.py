@@ -150,9 +150,12 @@ def _as_startup(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
-    """Defaults: all of them at once, then one by one."""
+    """Defaults: all of them at once, those of one feature at once, then one by one."""
     defaults = {f.name: f.default for f in fields(scenario.config) if f.default is not MISSING}
     yield replace(scenario, config=replace(scenario.config, **defaults))
+    for prefixes in (("attention_dp",), ("draft_num", "draft_tokens", "use_separate")):
+        together = {name: default for name, default in defaults.items() if name.startswith(prefixes)}
+        yield replace(scenario, config=replace(scenario.config, **together))
     for name, default in defaults.items():
         yield replace(scenario, config=replace(scenario.config, **{name: default}))
     whole = float(int(scenario.config.force_num_accepted_tokens))

@@ -45,6 +45,6 @@ def drafts_of_a_chain(patch: Patch) -> None:
     from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata
 
     def dp_num_tokens(self: Any, num_tokens: int, num_generations: int) -> int:
-        return num_tokens - num_generations * self.runtime_draft_len
+        return num_tokens - num_generations * int(self.runtime_draft_len)
 
     patch(Eagle3OneModelSpecMetadata, "dp_num_tokens", dp_num_tokens)
