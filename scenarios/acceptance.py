@@ -1,4 +1,4 @@
-"""Which ways to make, to read and to accept drafts a configuration may ask for."""
+"""Which ways to make, to read and to accept drafts a configuration may ask for, and what else not every engine has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from scenarios.errors import require
 from scenarios.model import Config, Generation
 
-VARIANTS: Final = ("force_num_accepted_tokens", "draft_vocab_map", "sa_threshold")
+VARIANTS: Final = ("force_num_accepted_tokens", "draft_vocab_map", "sa_threshold", "attention_dp_size")
 """Fields of ``Config`` that ask for another way than upstream's usual one; strategies draw those that an engine has."""
 
 

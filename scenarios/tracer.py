@@ -95,6 +95,11 @@ the digest sums their terms alone, read from the main cache through the pages of
 where that is EMPTY, from the target's, as in the main cache. With ``own = digest'(n + 1) - digest'(n)``, the
 digests of the tokens ``0..n+1`` and ``0..n``, the choices above stay as they are.
 
+Experts: with attention data parallelism the rows of target, MTP-Eagle and DraftTarget also go through experts that all
+ranks share. Their rows are gathered and each rank takes its own back, unchanged. It happens in as many rounds as the
+largest count has times ``MOE_MAX_NUM_TOKENS``, started ones included; of ``n`` rows round ``c`` of ``r`` takes
+``n // r``, and one more if ``c < n % r``.
+
 The draft head returns ``next`` where the scenario wants the drafter to agree with the target and
 ``disagree(next)`` where it does not. With a draft vocabulary of its own (``Config.draft_vocab_map``) it returns the
 ``draft_id`` of that token; ``d2t`` maps it back, once.
@@ -113,6 +118,9 @@ DUMMY_TOKEN: Final = 1
 """Prompt token of dummy requests."""
 EMPTY: Final = 0
 """A slot that nothing was written to since its page was last granted."""
+
+MOE_MAX_NUM_TOKENS: Final = 16
+"""Rows of one rank that experts take in one round at most."""
 
 PRIME: Final = 2**31 - 1
 POSITION_OFFSET: Final = 64

@@ -17,12 +17,14 @@ from tests.invariants.cases import (
     EAGLE,
     EAGLE_TREE,
     MTP,
+    MTP_EAGLE,
     MTP_TREE,
     PARD,
     SA,
     enhanced,
     failing,
     forced,
+    ranked,
     separate,
     served,
     sparse,
@@ -38,12 +40,13 @@ MOVING = {"kv_cache_manager": "V2", "host_offload": True}
 SPARSE.append(sparse(served(EAGLE), 12))
 ENHANCED = [enhanced(made) for made in (served(MTP), served(PARD), served(EAGLE), started_up(EAGLE), failing(EAGLE))]
 FORCED = [forced(EAGLE)]
+RANKED = [ranked(worker) for worker in WORKERS]
 APART = [separate(served(EAGLE), **MOVING), separate(failing(EAGLE)), separate(SPARSE[0]), separate(started_up(PARD))]
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + FORCED + APART
-CASES += ENHANCED
+CASES += [*ENHANCED, *RANKED]
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
-FEW += [served(MTP), served(SA), *FORCED, *APART[:3], *ENHANCED[2:]]
+FEW += [served(MTP), served(SA), *FORCED, *APART[:3], *ENHANCED[2:], ranked(MTP_EAGLE)]
 ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS]
 
 

@@ -11,7 +11,9 @@ from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACach
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttentionMetadata
+from engines.portable.distributed import Distributed, FusedMoE
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
+from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.kv_cache_manager_v2 import KVCacheManagerV2
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
@@ -62,6 +64,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         if sparse
         else dense(slots, device, max_shift=spec_config.num_draft_layers)
     )
+    dist = Distributed(config.attention_dp_size, config.attention_dp_rank)
     setting = Setting(
         spec_config=spec_config,
         max_num_requests=config.max_num_requests,
@@ -71,12 +74,13 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         tracer=tracer,
         steering=Steering(config.max_num_requests, device, draft_vocab_map=config.draft_vocab_map),
         device=device,
+        dist=dist,
     )
     spec_resource_manager = get_spec_resource_manager(setting)
     draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
     worker.set_draft_model(draft_model)
     model_engine = PyTorchModelEngine(
-        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker),
+        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker, FusedMoE(dist, "target_model.moe")),
         spec_config=spec_config,
         spec_metadata=get_spec_metadata(setting, spec_resource_manager),
         kv_cache_manager=kv_cache_manager,
@@ -94,6 +98,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             else TrtllmAttentionMetadata,
             draft_kv_cache_manager=draft_kv_cache_manager,
         ),
+        dist=dist,
     )
     return PyExecutor(
         model_engine,
@@ -102,6 +107,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         config.error_budget,
         spec_resource_manager,
         draft_kv_cache_manager,
+        AttentionDPPadding(config, dist),
     )
 
 
