@@ -110,13 +110,17 @@ def test_generated_scenarios_are_those_of_the_emulation(checkout: str, worker: s
 
     @seed(1)
     @bounded
-    @given(scenarios(workers=[worker], backends=["DSA"], with_startup=with_startup))
+    @given(scenarios(workers=[worker], backends=["DSA"], with_startup=with_startup, plain_caches=True))
     def clean(scenario: Scenario) -> None:
         assert_same(run(on_cuda, scenario), run(emulated, scenario))
 
     @seed(2)
     @bounded
-    @given(faulted_scenarios(record=sites, workers=[worker], backends=["DSA"], with_startup=with_startup))
+    @given(
+        faulted_scenarios(
+            record=sites, workers=[worker], backends=["DSA"], with_startup=with_startup, plain_caches=True
+        )
+    )
     def failing(scenario: Scenario) -> None:
         trace = run(on_cuda, scenario)
         assert [step.fired for step in trace.steps] == [
@@ -150,7 +154,7 @@ def test_generated_scenarios_find_the_stale_map(worker: str) -> None:
 
     @seed(3)
     @bounded
-    @given(scenarios(workers=[worker], backends=["DSA"], max_draft_len=KMAX, with_startup=False))
+    @given(scenarios(workers=[worker], backends=["DSA"], max_draft_len=KMAX, with_startup=False, plain_caches=True))
     def search(scenario: Scenario) -> None:
         # Longer pages, as the table of either class ends with the target's lengths.
         scenario = replace(scenario, config=replace(scenario.config, tokens_per_block=64))
