@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scenarios import forced_acceptance as forced
-from scenarios.acceptance import check_acceptance
+from scenarios.acceptance import check_acceptance, check_request, check_row, relaxes
 from scenarios.errors import ScenarioError, closest
 from scenarios.errors import require as _require
 from scenarios.model import (
@@ -56,7 +56,8 @@ class RequestState:
     drafts: int = 0
     """Drafts that its last step made for it."""
     agree: int = 0
-    """How many of them the target agrees with."""
+    """How many of them the target accepts."""
+    thinking: bool = False
     active: bool = True
 
     @property
@@ -89,6 +90,7 @@ _LIMITS = {
     "dynamic_tree_max_topK": (0, 16),
     "max_total_draft_tokens": (0, 255),
     "force_num_accepted_tokens": (0, 32),
+    "relaxed_topk": (0, 8),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -171,7 +173,8 @@ class Schedule:
             f"its KV length {longest} (extra tokens included) exceeds max_seq_len {self.config.max_seq_len}",
             "shorten the prompt or raise config.max_seq_len",
         )
-        self.requests[request.id] = RequestState(request.prompt_len)
+        check_request(self.config, request, field)
+        self.requests[request.id] = RequestState(request.prompt_len, thinking=request.thinking)
 
     def fork(self) -> Schedule:
         """A copy that can be advanced on trial."""
@@ -255,6 +258,8 @@ class Schedule:
                 state.granted -= self.draft_width(step.draft_len) - (plan.accepted - 1)
                 made = step.draft_len
             state.drafts, state.agree = made, row.agree
+            if state.thinking and relaxes(self.config):
+                state.agree += row.near
         for request in step.finish:
             self.requests[request].active = False
         return rows
@@ -294,6 +299,7 @@ class Schedule:
             if config.traits.drafts_for_contexts
             else f"leave it out, as {config.worker} drafts nothing for a context",
         )
+        check_row(config, row, step.draft_len, field)
         first_grant = row.chunk + config.num_extra_kv_tokens + self.draft_width(step.draft_len)
         if row.request is None:
             self._check_dummy(step, field)
@@ -330,6 +336,7 @@ class Schedule:
             f"{row.agree} is outside 0..{k}",
             "write how many of the drafts made for this row agree with the target",
         )
+        check_row(config, row, k, field)
         if row.request is None:
             self._check_dummy(step, field)
             least, most = self.config.least_history, 1 if config.traits.tree else k + 1

@@ -17,7 +17,7 @@ from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
 from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError
-from scenarios.tracer import DUMMY_TOKEN, dummy_drafts, prompt_token
+from scenarios.tracer import DUMMY_TOKEN, dummy_drafts, prompt
 
 _FOLDER = Path(__file__).parent
 _LINE_SITES = [_FOLDER / name for name in ("attention", "speculative", "pyexecutor", "models.py", "_utils.py")]
@@ -122,7 +122,7 @@ class PortableSession:
 
     def _llm_request(self, request: Request) -> LlmRequest:
         seed = self._config.seed
-        return LlmRequest(request.id, [prompt_token(seed, request.id, i) for i in range(request.prompt_len)])
+        return LlmRequest(request.id, prompt(seed, request.id, request.prompt_len, request.thinking))
 
     def _iteration(self, step: Step) -> tuple[Iteration, list[int]]:
         """The step as the executor takes it, and ``agree`` of its rows."""
