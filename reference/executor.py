@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from reference import attention_metadata, kv_cache
 from reference.batch import Batch, lay_out
+from reference.guided_decoding import matcher_rows, matchers
 from reference.history import History, Text, Turn
 from reference.sparse_attention import derived
 from reference.tree_attention import masks
@@ -25,7 +26,7 @@ from scenarios.trace import (
     Trace,
     draft,
 )
-from scenarios.tracer import PAD_TOKEN, prompt_token
+from scenarios.tracer import PAD_TOKEN, prompt
 
 
 def trace(scenario: Scenario) -> Trace:
@@ -52,8 +53,9 @@ class Session:
 
     def add(self, request: Request) -> None:
         """Queue a request; it runs when a step names it."""
-        prompt = [prompt_token(self._config.seed, request.id, i) for i in range(request.prompt_len)]
-        self._active[request.id] = History(Text(prompt, index_topk=self._config.index_topk), request.prompt_len)
+        tokens = prompt(self._config.seed, request.id, request.prompt_len, request.thinking)
+        text = Text(tokens, index_topk=self._config.index_topk, guided=self._config.guided_decoding)
+        self._active[request.id] = History(text, request.prompt_len, thinking=request.thinking)
 
     def step(self, step: Step) -> StepTrace:
         """What the next step must show.
@@ -107,18 +109,22 @@ class Session:
         # but only one token per row anyway; nor has a worker that calls no draft model).
         updated = run > 0 and bool(drafting.calls)
         entered = attention_metadata.target(batch) | self._maps(batch, updated=updated)
+        entered |= matcher_rows(batch, self._config, ENTERED)
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len else []
         if phase != "replay":
             if batch.draft_len:
-                yield VERIFIED, attention_metadata.target(batch) | _acceptance(batch)
+                verified = attention_metadata.target(batch) | matcher_rows(batch, self._config, VERIFIED)
+                yield VERIFIED, verified | _acceptance(batch)
             if saved:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
                 fields = attention_metadata.drafting(call, saved)
+                fields |= matcher_rows(batch, self._config, draft(i), drafting.drafts, i)
                 yield draft(i), fields | self._maps(call, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
+        restored |= matcher_rows(batch, self._config, RESTORED)
         yield RESTORED, restored | _outputs(batch, drafting) | self._worker.own_state(batch, after=True)
 
     def _forced(self, sampled: Batch) -> tuple[int | None, Batch]:
@@ -149,7 +155,7 @@ class Session:
                 rewound=kv_cache.rewound(row, batch.width),
                 drafts=drafts,
             )
-            turned[row.request] = history.after(turn)
+            turned[row.request] = history.after(turn, row.text)
         return turned
 
     def _updated(self, batch: Batch, after: Mapping[int, History]) -> Fields:
@@ -180,8 +186,18 @@ class Session:
         return fields if outcome == "fatal" else fields | self._ledger(self._active)
 
     def _ledger(self, histories: Mapping[int, History]) -> Fields:
-        kv_tokens = {i: history.kv_tokens for i, history in histories.items() if history.started}
-        return {"kv_tokens": kv_tokens, "free_blocks": kv_cache.free_blocks(kv_tokens.values(), self._config)}
+        """What is kept for requests that have started, and for no other."""
+        started = {i: history for i, history in histories.items() if history.started}
+        kv_tokens = {i: history.kv_tokens for i, history in started.items()}
+        fields: Fields = {
+            "kv_tokens": kv_tokens,
+            "free_blocks": kv_cache.free_blocks(kv_tokens.values(), self._config),
+        }
+        if self._config.use_relaxed_acceptance_for_thinking:
+            delta = round(self._config.relaxed_delta, 6)
+            deltas = {i: delta if history.is_thinking else 0 for i, history in started.items()}
+            fields |= {"relaxed_delta": deltas, "relaxed_delta_left": []}
+        return fields | matchers(started, self._config)
 
     def _outcome(self, step: Step) -> str:
         """Upstream survives lack of memory in general warm-up, and in serving what its error budget allows."""

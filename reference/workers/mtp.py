@@ -25,7 +25,7 @@ class MTPWorker(SpecWorker):
 
     def draft(self, batch: Batch) -> Drafting:
         """K calls. What dummies are fed, and so what is drafted for them, depends on what their slots held before."""
-        chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree) for row in batch.rows]
+        chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree, row.near) for row in batch.rows]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
             drafts=None if batch.is_startup else [Drafts(made.drafts) for made in chains],
