@@ -97,10 +97,11 @@ Relaxed acceptance: of the target's choices the first has a probability of about
 begins a thinking phase; ``END_THINKING_TOKEN`` would end it, which the target never chooses.
 
 Guided decoding: a matcher is a state, ``GRAMMAR_START`` when the prompt is computed and
-``grammar_state(state, token)`` after each token that it is told. It allows the tokens of ``grammar_allows``, and refuses
-none that it is told. Of a head, the target's or a drafter's, that is masked by it remains ``guided(choice, state)``: the
-choice, or the second one, ``near(choice)``, which is always of the other kind. So a draft to agree with is ``guided(next, state)`` and one to
-disagree with ``guided(disagree(next), state)``, which differ in every state.
+``grammar_state(state, token)`` after each token that it is told. It allows the tokens of ``grammar_allows``, and
+refuses none that it is told. Of a head, the target's or a drafter's, that is masked by it remains
+``guided(choice, state)``: the choice, or the second one, ``near(choice)``, which is always of the other kind. So a
+draft to agree with is ``guided(next, state)`` and one to disagree with ``guided(disagree(next), state)``, which differ
+in every state.
 """
 
 from __future__ import annotations

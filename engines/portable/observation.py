@@ -14,7 +14,14 @@ from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
-from engines.portable.spec_observation import force_accept_counter, prepared_fields, spec_fields, spec_slots
+from engines.portable.spec_observation import (
+    force_accept_counter,
+    matcher_rows,
+    matchers,
+    prepared_fields,
+    spec_fields,
+    spec_slots,
+)
 from engines.portable.tree_observation import TreeObserver
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
@@ -130,7 +137,7 @@ class Observer:
         fields = self._metadata(self._attn_metadata)
         if not self._cuda_capture():
             accepted, counts = result[0], result[1].tolist()
-            fields.update(num_accepted_tokens=counts, accepted_tokens=_cut(accepted, counts))
+            fields.update(num_accepted_tokens=counts, accepted_tokens=_cut(accepted, counts), **self._matchers())
         self._add(VERIFIED, fields)
 
     def saved(self, result: Any, args: Any, kwargs: Any) -> None:
@@ -141,7 +148,7 @@ class Observer:
         """Before a call of the draft model."""
         fields = self._forward_metadata()
         if not self._cuda_capture():
-            fields.update(self._draft_inputs(kwargs))
+            fields.update(self._draft_inputs(kwargs), **self._matchers())
         if "all_rank_num_tokens" in kwargs:
             fields["draft_all_rank_num_tokens"] = kwargs["all_rank_num_tokens"]
         self._add(draft(self._drafts), fields)
@@ -181,6 +188,7 @@ class Observer:
             **self._cache_content(requests.values()),
             **spec_fields(self._executor.spec_resource_manager, requests),
             **spec_slots(self._executor.spec_resource_manager),
+            **matchers(self._executor.guided_decoder),
         )
         if self._context is not None:
             fields.update(self._context.content(requests.values()))
@@ -197,6 +205,7 @@ class Observer:
             if not lost:
                 fields.update(self._context_lengths(), **self._tree_fields(), **self._counter())
         fields.update(spec_slots(self._executor.spec_resource_manager), **self._ledger())
+        fields.update(matchers(self._executor.guided_decoder))
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
@@ -210,11 +219,12 @@ class Observer:
     def _enter(self) -> None:
         self._run += 1
         self._drafts = 0
-        self._add(ENTERED, {**self._forward_metadata(), **self._context_lengths(), **self._counter()})
+        fields = {**self._forward_metadata(), **self._context_lengths(), **self._counter(), **self._matchers()}
+        self._add(ENTERED, fields)
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
         fields = {**self._metadata(self._attn_metadata), **self._context_lengths(), **self._tree_fields()}
-        fields.update(self._counter())
+        fields.update(self._counter(), **self._matchers())
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -243,6 +253,9 @@ class Observer:
 
     def _counter(self) -> Fields:
         return {} if self._cuda_capture() else force_accept_counter(self._worker)
+
+    def _matchers(self) -> Fields:
+        return {} if self._cuda_capture() else matcher_rows(self._executor.guided_decoder, self._batch.all_requests())
 
     def _tree_fields(self) -> Fields:
         if self._tree is None or self._cuda_capture():

@@ -72,12 +72,12 @@ class PortableSession:
         if self._schedule is not None:
             self._schedule.advance(step, f"steps[{index}]")
         self._step, self._bracket = step, Bracket(None)
-        iteration, agree = self._iteration(step)
+        iteration, agree, near = self._iteration(step)
         if self._observer is not None:
             self._observer.begin(step, iteration.batch)
         outcome, error = "ok", None
         if agree:
-            self._model.draft_model.steering.steer(agree)
+            self._model.draft_model.steering.steer(agree, near)
             outcome, error = self._executor.step(iteration)
         self._follow(step, iteration, error)
         self._over = outcome == "fatal"
@@ -124,16 +124,17 @@ class PortableSession:
         seed = self._config.seed
         return LlmRequest(request.id, prompt(seed, request.id, request.prompt_len, request.thinking))
 
-    def _iteration(self, step: Step) -> tuple[Iteration, list[int]]:
-        """The step as the executor takes it, and ``agree`` of its rows."""
-        agree = [row.agree for row in step.rows if row.request is None or row.request in self._requests]
+    def _iteration(self, step: Step) -> tuple[Iteration, list[int], list[int]]:
+        """The step as the executor takes it, and ``agree`` and ``near`` of its rows."""
+        rows = [row for row in step.rows if row.request is None or row.request in self._requests]
         contexts = [self._context(i, row) for i, row in enumerate(step.contexts)]
         generations = [self._generation(step, len(contexts) + i, row) for i, row in enumerate(step.generations)]
         batch = ScheduledRequests(
             tuple(r for r in contexts if r is not None), tuple(r for r in generations if r is not None)
         )
         finished = tuple(self._requests[i] for i in step.finish if i in self._requests)
-        return Iteration(batch, step.phase, step.draft_len, finished), agree
+        agree, near = [row.agree for row in rows], [row.near for row in rows]
+        return Iteration(batch, step.phase, step.draft_len, finished), agree, near
 
     def _context(self, index: int, row: Context) -> LlmRequest | None:
         if row.request is None:
@@ -191,6 +192,7 @@ class PortableSession:
             Seam("attn_metadata.on_update", attn, "on_update", hook),
             Seam("attn_metadata.update_for_spec_dec", attn, "update_for_spec_dec", hook),
             *self._draft_seams(watch),
+            *self._guided_seams(),
             Seam("worker.sample_draft_tokens", worker, "sample_draft_tokens", launch),
             Seam("attn_metadata.restore_from_spec_dec", attn, "restore_from_spec_dec", SiteClass.RESTORE),
             Seam("sampler.update_requests", self._executor.sampler, "update_requests", launch),
@@ -217,6 +219,12 @@ class PortableSession:
                 Seam("draft_model.logits", head, "forward", launch),
             )
         ]
+
+    def _guided_seams(self) -> list[Seam]:
+        """Seams of guided decoding, if there is any."""
+        decoder = self._executor.guided_decoder
+        names = ("execute", "add_draft_batch", "execute_draft_batch", "rollback_rejected_batch") if decoder else ()
+        return [Seam(f"guided_decoder.{name}", decoder, name, SiteClass.LAUNCH) for name in names]
 
     def _adopt(self, original: Any) -> Callable[..., None]:
         """A listener that gives the metadata of a graph wrappers of its own instead of the copied ones."""

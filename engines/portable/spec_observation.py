@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
+from engines.portable.pyexecutor.llm_request import LlmRequest
 from engines.portable.pyexecutor.resource_manager import SlotManager, SpecResourceManager
 from engines.portable.speculative.capture import CapturingSpecMetadata
 from engines.portable.speculative.eagle3 import Eagle3ResourceManager
@@ -43,6 +45,28 @@ def spec_slots(manager: Any) -> dict[str, dict[int, int]]:
     """Who holds which slot of what the worker keeps; nothing for a worker that keeps nothing in slots."""
     slots = getattr(manager, "slot_manager", None)
     return {"spec_slots": slots.taken()} if isinstance(slots, SlotManager) else {}
+
+
+def matcher_rows(decoder: CapturableGuidedDecoder | None, rows: Sequence[LlmRequest]) -> dict[str, list[Any]]:
+    """How far the matcher of each row is, and in which state; None for a row without one."""
+    if decoder is None:
+        return {}
+    slots = decoder.row_slots(rows)
+    return {"matcher_rows": [None if slot == decoder.dummy_slot else _matcher(decoder, slot) for slot in slots]}
+
+
+def matchers(decoder: CapturableGuidedDecoder | None) -> dict[str, dict[int, list[int]]]:
+    """The same of every request that holds one."""
+    if decoder is None:
+        return {}
+    return {"matchers": {i: _matcher(decoder, slot) for i, slot in decoder.slot_manager.taken().items()}}
+
+
+def _matcher(decoder: CapturableGuidedDecoder, slot: int) -> list[int]:
+    count = int(decoder.num_advanced_tokens[slot])
+    # Clamped: a matcher that was taken back too often is to be seen, too.
+    state = decoder.matcher_states[slot, min(max(count, 0), decoder.matcher_states.shape[1] - 1)]
+    return [count, int(state)]
 
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.resource_manager import KVCacheManager, SpecResourceManager
@@ -41,10 +42,12 @@ class PyExecutor:
         sampler: SpecSampler,
         error_budget: int,
         spec_resource_manager: SpecResourceManager | None = None,
+        guided_decoder: CapturableGuidedDecoder | None = None,
     ) -> None:
         self.model_engine = model_engine
         self.kv_cache_manager = kv_cache_manager
         self.spec_resource_manager = spec_resource_manager
+        self.guided_decoder = guided_decoder
         self.sampler = sampler
         self.active_requests: dict[int, LlmRequest] = {}
         self._errors_left = error_budget
@@ -82,6 +85,8 @@ class PyExecutor:
         batch, phase = iteration.batch, iteration.phase
         self._pad_draft_tokens(iteration)
         self._prepare_resources(batch)
+        if self.guided_decoder is not None:
+            self.guided_decoder.add_batch(batch, iteration.draft_len)
         outputs = self.model_engine.forward(
             batch,
             iteration.draft_len,
@@ -97,9 +102,9 @@ class PyExecutor:
         dummies = [r for r in batch.all_requests() if r.is_dummy]
         self.kv_cache_manager.add_dummy_requests(dummies)
         self.kv_cache_manager.prepare_resources(batch)
-        if self.spec_resource_manager is not None:
-            self.spec_resource_manager.add_dummy_requests(dummies)
-            self.spec_resource_manager.prepare_resources(batch)
+        for manager in self._slot_managers:
+            manager.add_dummy_requests(dummies)
+            manager.prepare_resources(batch)
 
     def _pad_draft_tokens(self, iteration: Iteration) -> None:
         """Give each request the draft slots of this step: its drafts, cut to the draft length, then padding."""
@@ -138,8 +143,13 @@ class PyExecutor:
     def _free(self, requests: Iterable[LlmRequest]) -> None:
         for request in requests:
             self.kv_cache_manager.free_resources(request)
-            if self.spec_resource_manager is not None:
-                self.spec_resource_manager.free_resources(request)
+            for manager in self._slot_managers:
+                manager.free_resources(request)
+
+    @property
+    def _slot_managers(self) -> list[SpecResourceManager]:
+        """Who keeps something per request beside the KV cache."""
+        return [manager for manager in (self.spec_resource_manager, self.guided_decoder) if manager is not None]
 
 
 def is_cuda_error(error: BaseException) -> bool:

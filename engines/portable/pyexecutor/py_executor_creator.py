@@ -11,6 +11,7 @@ from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAtt
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
@@ -65,14 +66,27 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_seq_len=config.max_seq_len,
         num_slots=config.num_blocks,
         tracer=tracer,
-        steering=Steering(config.max_num_requests, device, draft_vocab_map=config.draft_vocab_map),
+        steering=Steering(
+            config.max_num_requests,
+            device,
+            draft_vocab_map=config.draft_vocab_map,
+            second_choice=config.guided_decoding,
+        ),
         device=device,
     )
     spec_resource_manager = get_spec_resource_manager(setting)
     draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
     worker.set_draft_model(draft_model)
+    guided_decoder = _create_guided_decoder(config, device) if config.guided_decoding else None
+    if guided_decoder is not None:
+        worker.set_guided_decoder(guided_decoder)
     model_engine = PyTorchModelEngine(
-        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker),
+        model=SpecDecOneEngineForCausalLM(
+            tracer,
+            draft_model,
+            worker,
+            second_choice=config.guided_decoding or config.use_relaxed_acceptance_for_thinking,
+        ),
         spec_config=spec_config,
         spec_metadata=get_spec_metadata(setting, spec_resource_manager),
         kv_cache_manager=kv_cache_manager,
@@ -86,4 +100,18 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             else TrtllmAttentionMetadata
         ),
     )
-    return PyExecutor(model_engine, kv_cache_manager, SpecSampler(), config.error_budget, spec_resource_manager)
+    return PyExecutor(
+        model_engine, kv_cache_manager, SpecSampler(), config.error_budget, spec_resource_manager, guided_decoder
+    )
+
+
+def _create_guided_decoder(config: Config, device: torch.device) -> CapturableGuidedDecoder:
+    width = config.tokens_per_gen_step(config.max_draft_len)
+    return CapturableGuidedDecoder(
+        num_slots=config.num_blocks,
+        max_num_requests=config.max_num_requests,
+        width=width,
+        # A text with the rows that are fed behind its end.
+        max_tokens=config.max_seq_len + width,
+        device=device,
+    )

@@ -17,6 +17,7 @@ from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 if TYPE_CHECKING:
+    from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
     from engines.portable.pyexecutor.llm_request import LlmRequest
 
 logger = logging.getLogger("specfuzz.portable")
@@ -174,6 +175,7 @@ class SpecWorkerBase(nn.Module, ABC):
         self._force_accept_rng_pool: Tensor | None = None
         self._force_accept_rng_counter: Tensor | None = None
         self._d2t: Tensor | None = None
+        self.guided_decoder: CapturableGuidedDecoder | None = None
 
     def set_force_num_accepted_tokens(self, value: float, device: torch.device) -> None:
         """Make generations accept ``value`` drafts, by ``_apply_force_accepted_tokens``; before the first forward.
@@ -190,6 +192,21 @@ class SpecWorkerBase(nn.Module, ABC):
     def set_draft_model(self, draft_model: Any) -> None:
         """Learn the draft model's vocabulary: ``d2t``, int64 [draft vocabulary], of its ``model`` where it has one."""
         self._d2t = getattr(getattr(draft_model, "model", None), "d2t", None)
+
+    def set_guided_decoder(self, guided_decoder: CapturableGuidedDecoder) -> bool:
+        """Let a grammar restrict what requests choose; says whether the worker can, and every one can."""
+        self.guided_decoder = guided_decoder
+        return True
+
+    def _execute_guided_decoder_if_present(self, logits: Tensor) -> None:
+        """Mask the target's logits in place, before anything is chosen of them."""
+        if self.guided_decoder is not None:
+            self.guided_decoder.execute(logits)
+
+    def _rollback_guided_decoder_after_verify(self, num_accepted_tokens: Tensor) -> None:
+        """Let the matchers forget what was not accepted, int32 [n], where drafting does not tell them (PR #19296)."""
+        if self.guided_decoder is not None:
+            self.guided_decoder.rollback_rejected_batch(num_accepted_tokens)
 
     @property
     def _saved_attn_metadata(self) -> Any:

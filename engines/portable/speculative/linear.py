@@ -61,6 +61,7 @@ class LinearSpecWorker(SpecWorkerBase):
             return self.skip_drafting(
                 input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
             )
+        self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         self._save_attn_metadata(attn_metadata, spec_metadata)
         inputs = self.prepare_1st_drafter_inputs(
@@ -85,6 +86,7 @@ class LinearSpecWorker(SpecWorkerBase):
 
         The drafter is fed all the same: a step that it misses would leave a hole in its cache (PR #16888).
         """
+        self._execute_guided_decoder_if_present(logits)
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
@@ -123,8 +125,14 @@ class LinearSpecWorker(SpecWorkerBase):
         gather_ids = self._first_gather_ids(num_accepted, attn_metadata, spec_metadata)
         next_draft_tokens = []
         for i in range(spec_metadata.runtime_draft_len):
+            if self.guided_decoder is not None:
+                # Only handed over, so it does not matter that upstream's Eagle3 does it behind the forward.
+                new_tokens = inputs["input_ids"].index_select(0, gather_ids)
+                self.guided_decoder.add_draft_batch(new_tokens, num_accepted, draft_step=i)
             hidden, hidden_to_save = self._forward_draft_model(draft_model, inputs, attn_metadata, spec_metadata, i)
             logits = self._draft_logits(draft_model, hidden.index_select(0, gather_ids), attn_metadata)
+            if self.guided_decoder is not None:
+                self.guided_decoder.execute_draft_batch(logits, self._d2t, draft_step=i)
             tokens = self.sample_draft_tokens(logits, spec_metadata, draft_step=i)
             next_draft_tokens.append(tokens)
             positions = inputs["position_ids"].index_select(0, gather_ids) + 1

@@ -81,6 +81,7 @@ class MTPWorker(SpecWorkerBase):
         spec_metadata: Any,
         draft_model: Any,
     ) -> dict[str, Tensor]:
+        self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         self.update_mtp_hidden_states(input_ids, hidden_states, num_accepted, attn_metadata, spec_metadata)
         inputs = self.prepare_drafter_inputs(
@@ -90,8 +91,13 @@ class MTPWorker(SpecWorkerBase):
         last_tokens = torch.cumsum(attn_metadata.seq_lens_cuda, dim=0) - 1
         next_draft_tokens = []
         for i, layer in enumerate(draft_model.mtp_layers):
+            if self.guided_decoder is not None:
+                new_tokens = inputs["input_ids"].index_select(0, last_tokens)
+                self.guided_decoder.add_draft_batch(new_tokens, num_accepted, draft_step=i)
             hidden = layer(embed_tokens=draft_model.embed_tokens, **inputs, attn_metadata=attn_metadata)
             draft_logits = layer.shared_head(hidden, draft_model.lm_head, attn_metadata)
+            if self.guided_decoder is not None:
+                self.guided_decoder.execute_draft_batch(draft_logits, draft_step=i)
             tokens = self.sample_draft_tokens(draft_logits, spec_metadata, draft_step=i)
             next_draft_tokens.append(tokens)
             inputs = self._shift_inputs(inputs, last_tokens, tokens, hidden.index_select(0, last_tokens))
