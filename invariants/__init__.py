@@ -8,7 +8,7 @@ prepared  lengths, counts, tables and inputs of the batch are written         co
           and masks, where drafts are trees                                   trees
           and the worker's own metadata                                       spec_metadata
 entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context
-verified  the target's choices meet the drafts, or a number is forced         acceptance, forced
+verified  the target's choices meet the drafts, or a number is forced         acceptance, forced, guided
 saved     the worker borrows the metadata: originals are put aside            lifecycle
 draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse
           or all nodes so far of a tree per row, and their mask               trees
@@ -17,6 +17,7 @@ restored  all is given back, but for the KV lengths, which moved on           li
                                                                               draft_context
 updated   tokens are emitted, unused cache is taken back                      output, kv_cache, sparse, trees
           and what a drafter keeps of each request follows                    history, draft_context
+          and how its drafts are to be judged                                 guided, relaxed
 failed    or it broke off somewhere, and all is given back just the same      lifecycle, kv_lens, kv_cache, trees,
                                                                               draft_context
 ========  ==================================================================  =========================================
@@ -26,7 +27,7 @@ which is the order of severity.
 """
 
 from invariants import lifecycle, counters, trees, kv_lens, rows, sparse, draft_context  # noqa: F401, I001
-from invariants import forced, spec_metadata, acceptance, kv_cache, history, output, relations  # noqa: F401
+from invariants import forced, guided, relaxed, spec_metadata, acceptance, kv_cache, history, output, relations  # noqa: F401
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify
 

@@ -29,7 +29,7 @@ _OBJECTS: Final = frozenset(
 )
 """Which tensor objects, pages and slots serve a request is the engine's choice; it may differ from run to run."""
 _STATE: Final = (*CONTENT, *KEPT)
-_RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", "draft_tree", *_STATE)
+_RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", "draft_tree", "matchers", "relaxed_delta", *_STATE)
 _SEEN: Final = tuple(field for field in FIELDS if field not in _OBJECTS)
 
 

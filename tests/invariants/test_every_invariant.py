@@ -22,19 +22,25 @@ from tests.invariants.cases import (
     SA,
     failing,
     forced,
+    guided,
+    relaxed,
     served,
     sparse,
     started_up,
 )
-from tests.invariants.mutations import MUTATIONS, Mutation
+from tests.invariants.judged_mutations import JUDGED as _JUDGED
+from tests.invariants.mutations import MUTATIONS as _OTHERS
+from tests.invariants.mutations import Mutation
 from tests.invariants.synthetic import dressed, edit, edit_step
 
+MUTATIONS = _OTHERS + _JUDGED
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
 FORCED = [forced(EAGLE)]
-CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + FORCED
+JUDGED = [guided(worker) for worker in (EAGLE, PARD, MTP, SA)] + [relaxed(worker) for worker in (EAGLE, MTP)]
+CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + FORCED + JUDGED
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
-FEW += [served(MTP), served(SA), *FORCED]
+FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE)]
 
 
 @cache

@@ -23,6 +23,8 @@ from tests.invariants.cases import (
     SA,
     failing,
     forced,
+    guided,
+    relaxed,
     served,
     sparse,
     started_up,
@@ -34,7 +36,8 @@ from engines.portable import PortableEngine
 
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
-CASES = [*DENSE, forced(EAGLE), *(sparse(scenario) for scenario in DENSE[:2])]
+JUDGED = [forced(EAGLE), *(guided(worker) for worker in (EAGLE, PARD, MTP)), relaxed(EAGLE), relaxed(MTP)]
+CASES = [*DENSE, *JUDGED, *(sparse(scenario) for scenario in DENSE[:2])]
 ENGINE = PortableEngine()
 
 
