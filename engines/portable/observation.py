@@ -19,6 +19,8 @@ from engines.portable.spec_observation import (
     matcher_rows,
     matchers,
     prepared_fields,
+    relaxed_deltas,
+    relaxed_deltas_left,
     spec_fields,
     spec_slots,
 )
@@ -189,6 +191,8 @@ class Observer:
             **spec_fields(self._executor.spec_resource_manager, requests),
             **spec_slots(self._executor.spec_resource_manager),
             **matchers(self._executor.guided_decoder),
+            **relaxed_deltas(self._executor.spec_resource_manager, requests),
+            **relaxed_deltas_left(self._executor.spec_resource_manager),
         )
         if self._context is not None:
             fields.update(self._context.content(requests.values()))
@@ -205,7 +209,9 @@ class Observer:
             if not lost:
                 fields.update(self._context_lengths(), **self._tree_fields(), **self._counter())
         fields.update(spec_slots(self._executor.spec_resource_manager), **self._ledger())
-        fields.update(matchers(self._executor.guided_decoder))
+        fields.update(
+            matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
+        )
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 

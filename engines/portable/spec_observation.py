@@ -14,7 +14,11 @@ from engines.portable.speculative.capture import CapturingSpecMetadata
 from engines.portable.speculative.eagle3 import Eagle3ResourceManager
 from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMetadata
+from engines.portable.speculative.relaxed_acceptance import RelaxedDeltaManager
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
+
+_DIGITS = 6
+"""Of a float32, as far as numbers that are no sums of powers of two are told apart from what was configured."""
 
 
 def prepared_fields(spec: Any, rows: int) -> dict[str, Any]:
@@ -67,6 +71,22 @@ def _matcher(decoder: CapturableGuidedDecoder, slot: int) -> list[int]:
     # Clamped: a matcher that was taken back too often is to be seen, too.
     state = decoder.matcher_states[slot, min(max(count, 0), decoder.matcher_states.shape[1] - 1)]
     return [count, int(state)]
+
+
+def relaxed_deltas(manager: Any, requests: Collection[int]) -> dict[str, dict[int, float]]:
+    """How far below the first choice what these requests accept may be; nothing where acceptance is strict."""
+    if not isinstance(manager, RelaxedDeltaManager) or manager.relaxed_delta_pool is None:
+        return {}
+    deltas = manager.relaxed_delta_pool[manager.slot_manager.get_slots(requests)].tolist()
+    return {"relaxed_delta": {i: round(delta, _DIGITS) for i, delta in zip(requests, deltas)}}
+
+
+def relaxed_deltas_left(manager: Any) -> dict[str, list[float]]:
+    """Deltas in slots that nobody holds."""
+    if not isinstance(manager, RelaxedDeltaManager) or manager.relaxed_delta_pool is None:
+        return {}
+    pool, taken = manager.relaxed_delta_pool.tolist(), set(manager.slot_manager.taken().values())
+    return {"relaxed_delta_left": [round(d, _DIGITS) for slot, d in enumerate(pool) if d and slot not in taken]}
 
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:

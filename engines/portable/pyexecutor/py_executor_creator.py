@@ -27,7 +27,7 @@ from engines.portable.speculative.utils import (
 )
 from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
-from scenarios.tracer import MASK_TOKEN
+from scenarios.tracer import BEGIN_THINKING_TOKEN, MASK_TOKEN
 
 
 def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
@@ -40,6 +40,10 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         dynamic_tree_max_topK=config.dynamic_tree_max_topK,
         dynamic_tree_max_nodes=config.max_total_draft_tokens,
         force_num_accepted_tokens=config.force_num_accepted_tokens,
+        use_relaxed_acceptance_for_thinking=config.use_relaxed_acceptance_for_thinking,
+        relaxed_topk=config.relaxed_topk,
+        relaxed_delta=config.relaxed_delta,
+        begin_thinking_phase_token=BEGIN_THINKING_TOKEN,
     )
     sparse = BACKENDS[config.attention_backend].sparse
     cache_class = DSACacheManager if sparse else KVCacheManager

@@ -40,6 +40,10 @@ class DecodingConfig:
     dynamic_tree_max_nodes    nodes that a tree keeps, its root not counted
     force_num_accepted_tokens drafts that generations accept whatever was drafted, 0 for those that the target agrees
         with; its fraction is the chance of one more (upstream: an environment variable)
+    use_relaxed_acceptance_for_thinking  whether requests that think accept drafts close to the target's choice
+    relaxed_topk         among how many of its choices they have to be
+    relaxed_delta        how far below the first choice their probability may be
+    begin_thinking_phase_token  what a prompt has whose request thinks
     """
 
     spec_dec_mode: SpeculativeDecodingMode
@@ -49,6 +53,10 @@ class DecodingConfig:
     dynamic_tree_max_topK: int = 0
     dynamic_tree_max_nodes: int = 0
     force_num_accepted_tokens: float = 0.0
+    use_relaxed_acceptance_for_thinking: bool = False
+    relaxed_topk: int = 0
+    relaxed_delta: float = 0.0
+    begin_thinking_phase_token: int = -1
 
     @property
     def use_dynamic_tree(self) -> bool:

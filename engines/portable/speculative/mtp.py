@@ -10,14 +10,19 @@ from torch import Tensor
 
 from engines.portable._utils import host_tensor
 from engines.portable.models import HIDDEN_SIZE, MTPDraftModel, MTPEagleDraftModel
-from engines.portable.pyexecutor.resource_manager import SpecResourceManager
-from engines.portable.speculative.drafter import Drafter
-from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, MTPEagleWorker
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
+from engines.portable.speculative.drafter import Drafter, Setting
+from engines.portable.speculative.eagle3 import (
+    Eagle3OneModelSpecMetadata,
+    Eagle3ResourceManager,
+    MTPEagleWorker,
+    eagle3_resource_manager,
+)
+from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
+from engines.portable.speculative.relaxed_acceptance import RelaxedAcceptanceWorker, RelaxedDeltaManager
 
 
-class MTPHiddenStatesManager(SpecResourceManager):
+class MTPHiddenStatesManager(RelaxedDeltaManager):
     """The last ``max_draft_len`` cached tokens of each request with the target's hidden states of them, by slot.
 
     What a slot's last owner left is overwritten by the prompt, which is long enough for that.
@@ -26,8 +31,10 @@ class MTPHiddenStatesManager(SpecResourceManager):
     mtp_past_hidden_states_pool  int64 [slots, Kmax, hidden_size], device
     """
 
-    def __init__(self, max_draft_len: int, hidden_size: int, num_slots: int, device: torch.device) -> None:
-        super().__init__(num_slots)
+    def __init__(
+        self, max_draft_len: int, hidden_size: int, num_slots: int, device: torch.device, *, relaxed: bool = False
+    ) -> None:
+        super().__init__(num_slots, relaxed=relaxed, device=device)
         shape = num_slots, max_draft_len
         self.mtp_past_tokens_pool = torch.zeros(shape, dtype=torch.int32, device=device)
         self.mtp_past_hidden_states_pool = torch.zeros(*shape, hidden_size, dtype=torch.int64, device=device)
@@ -53,7 +60,7 @@ class MTPSpecMetadata(SpecMetadata):
         self.slot_ids[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
 
 
-class MTPWorker(SpecWorkerBase):
+class MTPWorker(RelaxedAcceptanceWorker):
     """Vanilla MTP: layer ``i`` drafts the token ``i + 1`` after the accepted ones, from tokens shifted by ``i + 1``.
 
     A generation feeds each layer its last K positions again, as what was drafted beyond the accepted tokens may
@@ -71,6 +78,11 @@ class MTPWorker(SpecWorkerBase):
         """Drafts per request at most."""
         return self.spec_config.max_draft_len
 
+    def _relaxed_delta_pool(self, spec_metadata: MTPSpecMetadata) -> Tensor:
+        pool = spec_metadata.mtp_hidden_states_manager.relaxed_delta_pool
+        assert pool is not None
+        return pool
+
     def _forward_impl(
         self,
         input_ids: Tensor,
@@ -81,6 +93,7 @@ class MTPWorker(SpecWorkerBase):
         spec_metadata: Any,
         draft_model: Any,
     ) -> dict[str, Tensor]:
+        self._update_relaxed_delta(input_ids, attn_metadata, spec_metadata)
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         self.update_mtp_hidden_states(input_ids, hidden_states, num_accepted, attn_metadata, spec_metadata)
@@ -190,13 +203,21 @@ class MTPWorker(SpecWorkerBase):
         }
 
 
+def mtp_eagle_resource_manager(setting: Setting) -> Eagle3ResourceManager | None:
+    """What MTP-Eagle keeps per request: nothing but how it accepts."""
+    return eagle3_resource_manager(setting, 0) if setting.spec_config.use_relaxed_acceptance_for_thinking else None
+
+
 DRAFTERS = (
     Drafter(
         name="MTPEagleWorker",
         mode=SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL,
         worker=lambda setting: MTPEagleWorker(setting.spec_config),
-        spec_metadata=lambda setting, _: Eagle3OneModelSpecMetadata(**setting.sizes, hidden_size=HIDDEN_SIZE),
+        spec_metadata=lambda setting, manager: Eagle3OneModelSpecMetadata(
+            **setting.sizes, hidden_size=HIDDEN_SIZE, spec_resource_manager=manager
+        ),
         draft_model=lambda setting: MTPEagleDraftModel(setting.tracer, setting.steering, setting.head()),
+        resource_manager=mtp_eagle_resource_manager,
     ),
     Drafter(
         name="MTPWorker",
@@ -205,7 +226,11 @@ DRAFTERS = (
         spec_metadata=lambda setting, manager: MTPSpecMetadata(**setting.sizes, mtp_hidden_states_manager=manager),
         draft_model=lambda setting: MTPDraftModel(setting.tracer, setting.steering, setting.spec_config.max_draft_len),
         resource_manager=lambda setting: MTPHiddenStatesManager(
-            setting.spec_config.max_draft_len, HIDDEN_SIZE, setting.num_slots, setting.device
+            setting.spec_config.max_draft_len,
+            HIDDEN_SIZE,
+            setting.num_slots,
+            setting.device,
+            relaxed=setting.spec_config.use_relaxed_acceptance_for_thinking,
         ),
     ),
 )
