@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from scenarios import (
+    Config,
     Context,
     Generation,
     Phase,
-    Request,
     Scenario,
     ScenarioError,
     Schedule,
@@ -25,6 +25,7 @@ from scenarios import (
 from scenarios.schedule import walk
 from scenarios.trees import most_nodes
 
+Row = TypeVar("Row", Context, Generation)
 Edit = Callable[[Scenario], Iterator[Scenario]]
 """Variants of a scenario, each of them with less to read in one place; they need not be valid."""
 
@@ -62,7 +63,9 @@ def shrink(
 def repair(scenario: Scenario) -> Scenario | None:
     """The scenario without what can not happen in it; None if nothing is left of it."""
     try:
-        schedule = Schedule(scenario.config, scenario.requests)
+        may_think = scenario.config.use_relaxed_acceptance_for_thinking
+        requests = tuple(replace(request, thinking=request.thinking and may_think) for request in scenario.requests)
+        schedule = Schedule(scenario.config, requests)
         steps = []
         for step in scenario.steps:
             possible = None if schedule.over else _possible(step, schedule)
@@ -70,7 +73,7 @@ def repair(scenario: Scenario) -> Scenario | None:
                 schedule.advance(possible)
                 steps.append(possible)
         used = {row.request for step in steps for row in step.rows}
-        requests = tuple(request for request in scenario.requests if request.id in used)
+        requests = tuple(request for request in requests if request.id in used)
         return check(replace(scenario, requests=requests, steps=tuple(steps)))
     except ScenarioError:
         return None
@@ -81,9 +84,9 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
     config, traits = schedule.config, schedule.config.traits
     k = max(config.min_draft_len, min(step.draft_len, config.max_draft_len))
     most = k if traits.drafts_for_contexts else 0
-    contexts = [replace(c, chunk=_chunk(c, schedule), agree=min(c.agree, most)) for c in step.contexts]
+    contexts = [_steered(replace(c, chunk=_chunk(c, schedule)), config, most) for c in step.contexts]
     accepted = 1 if traits.tree else k + 1
-    generations = [replace(g, agree=min(g.agree, k), accept=min(g.accept, accepted)) for g in step.generations]
+    generations = [_steered(replace(g, accept=min(g.accept, accepted)), config, k) for g in step.generations]
     whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
     if not _fits(whole, schedule):
         # Fewer rows than were captured can not be replayed.
@@ -99,6 +102,14 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
         more = replace(whole, finish=(*whole.finish, request))
         whole = more if _fits(more, schedule) else whole
     return whole if whole.rows else None
+
+
+def _steered(row: Row, config: Config, drafts: int) -> Row:
+    """The row with no more agreement than so many drafts, and the configuration, can have."""
+    agree = min(row.agree, 0 if config.guided_decoding and not config.traits.guides_drafts else drafts)
+    return replace(
+        row, agree=agree, near=min(row.near, drafts - agree) if config.use_relaxed_acceptance_for_thinking else 0
+    )
 
 
 def _fits(step: Step, schedule: Schedule) -> bool:
@@ -152,6 +163,8 @@ def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
     yield replace(scenario, config=replace(scenario.config, **defaults))
     for name, default in defaults.items():
         yield replace(scenario, config=replace(scenario.config, **{name: default}))
+    strict = replace(scenario.config, use_relaxed_acceptance_for_thinking=False, relaxed_topk=0, relaxed_delta=0.0)
+    yield replace(scenario, config=strict)
     whole = float(int(scenario.config.force_num_accepted_tokens))
     yield replace(scenario, config=replace(scenario.config, force_num_accepted_tokens=whole))
 
@@ -226,8 +239,9 @@ def _smaller_draft_lens(scenario: Scenario) -> Iterator[Scenario]:
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
     for i, request in enumerate(scenario.requests):
-        for length in _below(request.prompt_len, 1):
-            shorter = Request(id=request.id, prompt_len=length)
+        plainer = [replace(request, thinking=False)] if request.thinking else []
+        plainer += [replace(request, prompt_len=length) for length in _below(request.prompt_len, 1)]
+        for shorter in plainer:
             yield replace(scenario, requests=(*scenario.requests[:i], shorter, *scenario.requests[i + 1 :]))
 
 
@@ -247,6 +261,8 @@ def _plainer_rows(scenario: Scenario) -> Iterator[Scenario]:
 def _plainer_context(row: Context) -> Iterator[Context]:
     for agree in _below(row.agree, 0):
         yield replace(row, agree=agree)
+    for near in _below(row.near, 0):
+        yield replace(row, near=near)
     for chunk in _below(row.chunk, 1):
         yield replace(row, chunk=chunk)
 
@@ -254,6 +270,8 @@ def _plainer_context(row: Context) -> Iterator[Context]:
 def _plainer_generation(row: Generation) -> Iterator[Generation]:
     for agree in _below(row.agree, 0):
         yield replace(row, agree=agree)
+    for near in _below(row.near, 0):
+        yield replace(row, near=near)
     for past in _below(row.past, 0):
         yield replace(row, past=past)
     for accept in _below(row.accept, 1):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
 from scenarios import Config
 from scenarios import forced_acceptance as forced
-from strategies.choices import Draw, choose
+from strategies.choices import Draw, choose, digits, pick
 
 _FORCES: Final = (*(0.0,) * 9, 1.0, 0.5, 1.5, 2.75, 3.0, 0.25, 32.0)
 """Mostly none; the last one is everything at any draft length."""
 _OWN_VOCABULARY: Final = (False, False, False, True)
+_GUIDED: Final = (False, False, False, True)
+_RELAXED: Final = (*((0, 0.0),) * 6, (2, 0.5), (2, 0.5), (4, 0.5), (1, 0.5), (2, 0.125))
+"""``relaxed_topk`` and ``relaxed_delta``: mostly none, then such that take second choices, then such that do not."""
+_THINKING: Final = (False, True, True)
 
 
 def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Config:
@@ -20,11 +24,40 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     # Drawn for any worker: otherwise those would be the simplest that have the fewest choices.
     force = choose(draw, _FORCES) if "force_num_accepted_tokens" in variants else 0.0
     vocabulary = choose(draw, _OWN_VOCABULARY) if "draft_vocab_map" in variants else False
+    guided = choose(draw, _GUIDED) if "guided_decoding" in variants else False
+    topk, delta = choose(draw, _RELAXED) if "use_relaxed_acceptance_for_thinking" in variants else _RELAXED[0]
+    guided = guided and not config.traits.tree
+    if guided or not config.traits.relaxed_acceptance:
+        topk, delta = _RELAXED[0]
+    # The three are not combined.
+    forces = config.traits.drafts_for_contexts and not guided and not topk
     return replace(
         config,
-        force_num_accepted_tokens=force if config.traits.drafts_for_contexts else 0.0,
+        force_num_accepted_tokens=force if forces else 0.0,
         draft_vocab_map=vocabulary and config.traits.draft_vocab,
+        guided_decoding=guided,
+        use_relaxed_acceptance_for_thinking=topk > 0,
+        relaxed_topk=topk,
+        relaxed_delta=delta,
     )
+
+
+def draw_thinking(draw: Draw, config: Config) -> bool:
+    """Whether a request thinks; never where it makes no difference."""
+    return choose(draw, _THINKING) if config.use_relaxed_acceptance_for_thinking else False
+
+
+def draw_near(draw: Draw, config: Config, draft_len: int, agree: Sequence[int]) -> list[int]:
+    """How many drafts after those that ``agree``, row by row, are the target's second choice; 0 without use."""
+    if not config.use_relaxed_acceptance_for_thinking:
+        return [0] * len(agree)
+    bases = [draft_len - a + 1 for a in agree]
+    return digits(draw, bases) if pick(draw, 4) else [base - 1 for base in bases]
+
+
+def most_agreement(config: Config, draft_len: int) -> int:
+    """With how many of ``draft_len`` drafts the target may agree: none, where only the target is guided."""
+    return 0 if config.guided_decoding and not config.traits.guides_drafts else draft_len
 
 
 def least_agreement(config: Config, draft_len: int) -> int:
