@@ -84,9 +84,7 @@ class WorkerTraits:
 WORKERS: Final[dict[str, WorkerTraits]] = {
     w.name: w
     for w in (
-        WorkerTraits(
-            "Eagle3OneModelWorker", "Eagle3, linear draft loop over one draft layer group", relaxed_acceptance=True
-        ),
+        WorkerTraits("Eagle3OneModelWorker", "Eagle3, linear draft loop over one layer group", relaxed_acceptance=True),
         WorkerTraits(
             "MTPEagleWorker",
             "MTP-Eagle, linear draft loop over one MTP layer",
