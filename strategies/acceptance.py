@@ -14,7 +14,7 @@ _FORCES: Final = (*(0.0,) * 9, 1.0, 0.5, 1.5, 2.75, 3.0, 0.25, 32.0)
 """Mostly none; the last one is everything at any draft length."""
 _OWN_VOCABULARY: Final = (False, False, False, True)
 _GUIDED: Final = (False, False, False, True)
-_RELAXED: Final = (*((0, 0.0),) * 6, (2, 0.5), (2, 0.5), (4, 0.5), (1, 0.5), (2, 0.125))
+_RELAXED: Final = (*((0, 0.0),) * 9, (2, 0.5), (2, 0.5), (4, 0.5), (1, 0.5), (2, 0.125))
 """``relaxed_topk`` and ``relaxed_delta``: mostly none, then such that take second choices, then such that do not."""
 _THINKING: Final = (False, True, True)
 

@@ -20,11 +20,17 @@ UPSTREAM = {
         "DraftTargetOneModelSpecMetadata",
         "SASpecMetadata",
     },
-    "per request": {"Eagle3ResourceManager", "MTPHiddenStatesManager", "SuffixAutomatonManager", "SpecTreeManager"},
+    "per request": {
+        "Eagle3ResourceManager",
+        "MTPHiddenStatesManager",
+        "SuffixAutomatonManager",
+        "SpecTreeManager",
+        "CapturableGuidedDecoder",
+    },
     "KV cache": {"KVCacheManager", "DSACacheManager"},
 }
 """By upstream's names. Not here yet: FlashInfer, vanilla and DeepSeek-V4 attention, the second KV-cache manager."""
-OWN = {"CapturingSpecMetadata", "SpecResourceManager", "SeqSlotManager"}
+OWN = {"CapturingSpecMetadata", "SpecResourceManager", "SeqSlotManager", "RelaxedDeltaManager"}
 """What upstream has under other names, or inside a worker."""
 
 
