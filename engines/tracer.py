@@ -350,6 +350,18 @@ class SparseTracer(Tracer):
         return self._select(seen, rows, torch.stack([last + 1, last], dim=1))
 
     @_unseen
+    def written(
+        self, table: Tensor, rows: Rows, tokens: Tensor, key_pool: Tensor, draft_keys: Tensor | None = None
+    ) -> Tensor:
+        """``tokens`` of rows, int64 [rows, lists, k], with -1 for those that no key was written for.
+
+        With the drafter's keys they are tokens that a drafter with shift 1 sees.
+        """
+        keys = _read(key_pool, table) if draft_keys is None else self._read_shifted(key_pool, draft_keys, table)
+        place = rows.sequence.view(-1, 1, 1) * keys.shape[1] + tokens.clamp(0, keys.shape[1] - 1)
+        return torch.where(torch.take(keys, place) == EMPTY, -1, tokens)
+
+    @_unseen
     def attend_shifted(
         self, target_pool: Tensor, draft_pool: Tensor, chosen: Selection, slots: Tensor, slots_before: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from traceback import walk_tb
+from types import CodeType
 from typing import Any
 
 from scenarios import Fault, FaultKind
@@ -74,18 +75,20 @@ def _real(name: str) -> type[RuntimeError]:
 def raised_at(error: BaseException) -> str | None:
     """``file:line`` of the innermost frame of ``error`` outside this package, None if it was never raised there.
 
-    Frames of torch are passed over if there is any other: a module's forward is called by ``torch.nn``, and who
-    called the module is what a reader wants. The path is relative to the current directory when the file lies
-    under it.
+    Frames of torch, and of modes that look at its calls, are passed over if there is any other: a module's forward is
+    called by ``torch.nn``, and who called the module is what a reader wants. The path is relative to the current
+    directory when the file lies under it.
     """
-    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    frames = [place for place in frames if not place[0].startswith(_PACKAGE)]
+    frames = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
+    frames = [place for place in frames if not place[0].co_filename.startswith(_PACKAGE)]
     if not frames:
         return None
-    path, line = next((place for place in reversed(frames) if not _is_torch(place[0])), frames[-1])
+    code, line = next((place for place in reversed(frames) if not _is_torch(place[0])), frames[-1])
+    path = code.co_filename
     return f"{path.removeprefix(os.getcwd() + os.sep)}:{line}"
 
 
-def _is_torch(path: str) -> bool:
+def _is_torch(code: CodeType) -> bool:
     file = getattr(sys.modules.get("torch"), "__file__", None)
-    return file is not None and path.startswith(os.path.dirname(file) + os.sep)
+    inside = file is not None and code.co_filename.startswith(os.path.dirname(file) + os.sep)
+    return inside or code.co_name == "__torch_function__"

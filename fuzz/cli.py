@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import typer.core
 
+from engines.upstream import SOURCE_VARIABLE
 from faults import raised_at
 from fuzz import engines
 from scenarios import UsageError, closest
@@ -107,7 +108,7 @@ def _program(
 
 def _use_source(path: Path | None) -> Path | None:
     if path is not None:
-        os.environ[engines.SOURCE_VARIABLE] = str(path)
+        os.environ[SOURCE_VARIABLE] = str(path)
     return path
 
 
@@ -447,5 +448,7 @@ def _usage(error: Any) -> str:
     param = getattr(error, "param", None)
     if param is not None:
         option = param.opts[0] if param.param_type_name == "option" else param.metavar
-    text = error.message.removeprefix(f"Option '{option}' ").rstrip(".") or "is missing"
+    text = (
+        error.message.removeprefix(f"Option '{option}' ").partition(", unable to parse")[0].rstrip(".") or "is missing"
+    )
     return f"{option or command}: {text[0].lower()}{text[1:]}; see `{command} --help`"

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import fuzz.engines
+from fuzz.report import counted
 from fuzz.store import Store
 from scenarios import UsageError
 
@@ -87,6 +88,7 @@ def _state(store: Store) -> Row:
         findings, interrupted = len(store.findings()), len(store.interrupted())
     except UsageError as error:
         return _row("state", False, str(error))
-    text = f"{store.home}: {findings} findings, {totals.cases} scenarios in {totals.campaigns} campaigns"
+    text = f"{store.home}: {counted(findings, 'finding')}, {counted(totals.cases, 'scenario')}"
+    text += f" in {counted(totals.campaigns, 'campaign')}"
     text += f", {totals.unfinished} cut short or running" if totals.unfinished else ""
-    return _row("state", True, text + (f", {interrupted} cases interrupted" if interrupted else ""))
+    return _row("state", True, text + (f", {counted(interrupted, 'case')} interrupted" if interrupted else ""))

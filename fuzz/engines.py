@@ -7,6 +7,7 @@ import warnings
 from typing import Final, cast
 
 from engines.base import Engine
+from engines.upstream import DRIVEN
 from scenarios import WORKERS, UsageError, closest
 
 PORTABLE: Final = "portable"
@@ -16,21 +17,7 @@ ENGINES: Final = {
     TENSORRT_LLM: "engines.tensorrt_llm:TensorrtLlmEngine",
 }
 """Name -> ``module:class``. A name with a colon is taken as such a place itself."""
-DRIVEN: Final = {
-    TENSORRT_LLM: (
-        "Eagle3OneModelWorker",
-        "MTPEagleWorker",
-        "DraftTargetOneModelWorker",
-        "PARDWorker",
-        "MTPWorker",
-        "DFlashWorker",
-        "MTPEagleDynamicTreeWorker",
-    ),
-}
-"""Workers that an engine drives, where it does not drive all of them."""
 DEVICES: Final = ("cpu", "cuda")
-SOURCE_VARIABLE: Final = "SPECFUZZ_TRTLLM_SOURCE"
-"""Names the checkout that the engine ``tensorrt_llm`` drives; the environment carries it to every process."""
 
 
 _NAME: Final = "name a class like engines.base.Engine"
@@ -46,7 +33,7 @@ def check_name(name: str, device: str) -> None:
 
 def workers(name: str) -> tuple[str, ...]:
     """Workers that the engine of that name drives. Imports nothing."""
-    return DRIVEN.get(name, tuple(WORKERS))
+    return DRIVEN if name == TENSORRT_LLM else tuple(WORKERS)
 
 
 def load(name: str, device: str) -> Engine:

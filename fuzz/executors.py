@@ -114,6 +114,8 @@ def serve(connection: Connection, running: str) -> None:
         while True:
             for event in run_unit(decode_unit(connection.recv_bytes()), journal):
                 connection.send_bytes(encode(event))
+                if isinstance(event, FindingFound):
+                    connection.recv_bytes()  # it is stored: now its case can be forgotten
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     finally:
@@ -136,6 +138,11 @@ class _Member:
         self.heard = time.monotonic()
         with suppress(OSError):  # whoever listens will notice that it has died
             self.connection.send_bytes(encode_unit(unit))
+
+    def acknowledge(self) -> None:
+        """Tell it that its finding has been stored."""
+        with suppress(OSError):  # as above, and where the finding is its own death
+            self.connection.send_bytes(b"")
 
     def silence(self) -> float:
         """Seconds since it last gave a sign of life: an event or a case begun."""
@@ -185,6 +192,8 @@ class Spawned:
                 for member, event in self._listen():
                     plan.observe(member.unit, event)
                     yield event
+                    if isinstance(event, FindingFound):
+                        member.acknowledge()
                     if isinstance(event, UnitFinished):
                         self._go_on(member, plan)
         finally:

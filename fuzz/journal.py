@@ -34,6 +34,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held = False
+        self._noted = b""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _locked(path)
@@ -42,7 +43,7 @@ class Journal:
 
     @contextmanager
     def case(self, case: Case) -> Iterator[None]:
-        """Note the case before the block and forget it after, unless the process dies in between.
+        """Note the case before the block and forget it after, unless the process dies in between or it is kept.
 
         Cases inside the block are not noted: what it is about is the outer one, which is being judged or shrunk.
         """
@@ -55,13 +56,25 @@ class Journal:
             "bug": case.bug,
             "scenario": scenario_to_json(case.scenario),
         }
-        os.pwrite(self._file, json.dumps(value).encode(), 0)
+        self._note(json.dumps(value).encode())
         self._held = True
         try:
             yield
         finally:
-            self._held = False
-            os.ftruncate(self._file, 0)
+            if self._held:
+                self._held = False
+                self._note(b"")
+
+    def keep(self) -> None:
+        """Have the case that is noted outlive its block: until the next one is noted, which may be the same."""
+        self._held = False
+
+    def _note(self, text: bytes) -> None:
+        if text == self._noted:
+            return
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, text, 0)
+        self._noted = text
 
     def close(self) -> None:
         """Remove the file."""

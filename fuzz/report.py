@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,21 +65,22 @@ class Summary:
     @property
     def unreached(self) -> list[str]:
         """Invariants that had nothing to say, though the engine and these workers show what they look at."""
-        return [i.slug for i in self._silent() if self.named or self._shown(i)]
+        return self._silent(shown=True)
 
     @property
     def unobservable(self) -> list[str]:
         """Invariants that had nothing to say because the engine or these workers do not show what they look at."""
-        return [i.slug for i in self._silent() if not (self.named or self._shown(i))]
+        return self._silent(shown=False)
 
-    def _silent(self) -> list[Invariant]:
-        reached = self.total.reached
-        return [i for i in self.invariants if not reached.get(i.slug)]
+    def _silent(self, *, shown: bool) -> list[str]:
+        total = self.total
+        silent = [i for i in self.invariants if not total.reached.get(i.slug)]
+        return [i.slug for i in silent if (self.named or self._shown(i, total.observed)) is shown]
 
-    def _shown(self, invariant: Invariant) -> bool:
+    def _shown(self, invariant: Invariant, observed: Collection[str]) -> bool:
         if invariant.trait and not any(getattr(WORKERS[worker], invariant.trait) for worker in self.workers):
             return False
-        shown = [name in self.total.observed for name in invariant.reads]
+        shown = [name in observed for name in invariant.reads]
         # A relation compares whatever both runs show.
         return any(shown) if invariant.kind == RELATION else all(shown)
 
@@ -90,6 +91,9 @@ class Summary:
         problems = [f"{error.worker}: {error.message}" for error in self.errors]
         if total.fired != total.planned:
             problems.append(f"faults: {total.fired} fired of {total.planned} planned")
+        if self.seconds is None:
+            # What it has not come to is nobody's fault.
+            return [*problems, "cut short before its budget was spent"]
         idle = [worker for worker, tally in self.workers.items() if tally.cases == 0]
         if not total.cases:
             problems.append("nothing was executed")
@@ -97,8 +101,6 @@ class Summary:
             problems.append(f"nothing was executed for {', '.join(idle)}; give it more cases or more time")
         if total.cases and self.unreached:
             problems.append(f"never reached: {', '.join(self.unreached)}; give it more cases, or name others to ask")
-        if self.seconds is None:
-            problems.append("cut short before its budget was spent")
         return problems
 
     @property
@@ -136,7 +138,7 @@ class Summary:
         total, seconds = self.total, self.seconds
         took = "cut short" if seconds is None else f"{seconds:.1f} s"
         yield f"{self.start.engine} on {self.start.device}, seed {self.start.seed}, {took}"
-        executed = f"{_count(total.cases, 'scenario')}, {_count(total.steps, 'step')}"
+        executed = f"{counted(total.cases, 'scenario')}, {counted(total.steps, 'step')}"
         yield f"{executed}, faults fired {total.fired}/{total.planned}"
         yield ""
         yield from table(
@@ -167,7 +169,7 @@ class Summary:
     def verdict(self) -> str:
         """One line."""
         if self.found:
-            return f"{_count(len(self.found), 'finding')}"
+            return f"{counted(len(self.found), 'finding')}"
         return "no verdict" if self.problems else "nothing found"
 
 
@@ -234,5 +236,6 @@ def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> Iterator[str
         yield "  ".join(line).rstrip()
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

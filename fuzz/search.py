@@ -84,10 +84,12 @@ class Search:
                 break
             started = time.monotonic()
             batch = self._hunt(number)
-            results = list(self._results(batch))
-            seconds = Tally(seconds=time.monotonic() - started)
-            yield BatchFinished(worker=self.unit.worker, bug=self.unit.bug, tally=batch.tally + seconds)
-            yield from results
+            # Noted until whoever listens has stored what became of it.
+            with nullcontext() if batch.scenario is None else self._noted(batch.scenario):
+                results = list(self._results(batch))
+                seconds = Tally(seconds=time.monotonic() - started)
+                yield BatchFinished(worker=self.unit.worker, bug=self.unit.bug, tally=batch.tally + seconds)
+                yield from results
             if self.unit.first and any(isinstance(r, FindingFound) for r in results):
                 return
             number += 1
@@ -177,6 +179,8 @@ class Search:
         try:
             with self._noted(scenario):
                 failures = self._judge(batch, scenario)
+                if self.journal and any(failure.key not in self.known for failure in failures):
+                    self.journal.keep()
         except UsageError as error:
             self._refuse(error)
         except SUITE_ERRORS as error:
@@ -222,15 +226,10 @@ class Search:
             raise EndOfBatch
 
     def _results(self, batch: Batch) -> Iterator[Event]:
-        """What the batch found, shrunk."""
+        """What the batch found, in the smallest scenario."""
         failure, scenario = batch.failure, batch.scenario
         if failure is None:
             return
-        with nullcontext() if scenario is None else self._noted(scenario):
-            yield from self._shrunk(failure, scenario)
-
-    def _shrunk(self, failure: Failure, scenario: Scenario | None) -> Iterator[Event]:
-        """The failure in the smallest scenario."""
         if scenario is None or not self._again(failure, scenario):
             # Nothing that could be run once more, or an engine that does something else each time.
             text = failure.message or f"{failure.key} failed and then held in the same scenario"

@@ -5,12 +5,26 @@ pytest calls such a run a success, and so would ``tox -e gpu``.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 EXIT_STATUS = 2
 """As everywhere in the suite: nothing was executed."""
 
-_ran = pytest.StashKey[int]()
+_verdicts = pytest.StashKey["_Verdicts"]()
+
+
+class _Verdicts:
+    """Counts the tests of this folder whose body came to a verdict, here or in a process that xdist has started."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.count = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        ended = report.when == "call" and (not report.skipped or hasattr(report, "wasxfail"))
+        self.count += ended and (self._root / report.fspath).is_relative_to(Path(__file__).parent)
 
 
 def _missing() -> str | None:
@@ -23,17 +37,18 @@ def _missing() -> str | None:
     return None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Count where the whole run is overseen: a process that xdist has started may well be left without a test."""
+    if not hasattr(config, "workerinput"):
+        config.stash[_verdicts] = verdicts = _Verdicts(config.rootpath)
+        config.pluginmanager.register(verdicts)
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """End at once where no GPU test can run."""
-    session.config.stash[_ran] = 0
-    if not session.config.option.collectonly and (missing := _missing()):
+    config = session.config
+    if _verdicts in config.stash and not config.option.collectonly and (missing := _missing()):
         pytest.exit(f"gpu_tests: nothing ran: {missing}", returncode=EXIT_STATUS)
-
-
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Count the tests whose body came to a verdict."""
-    if call.when == "call" and not (call.excinfo and call.excinfo.errisinstance(pytest.skip.Exception)):
-        item.config.stash[_ran] += 1
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -49,4 +64,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _nothing_ran(config: pytest.Config) -> bool:
-    return not config.option.collectonly and config.stash[_ran] == 0
+    return _verdicts in config.stash and not config.option.collectonly and config.stash[_verdicts].count == 0

@@ -5,12 +5,13 @@ people's tests need. One step of an engine, and the modules that speak about it:
 
 ========  ==================================================================  =========================================
 prepared  lengths, counts, tables and inputs of the batch are written         counters, kv_lens, rows, kv_cache, sparse
-          and masks, where drafts are trees                                   trees
+          and masks, for trees and chains, and short rows select all          trees, selection
           and the worker's own metadata                                       spec_metadata
-entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context
+entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context,
+                                                                              selection
 verified  the target's choices meet the drafts, or a number is forced         acceptance, forced, guided
 saved     the worker borrows the metadata: originals are put aside            lifecycle
-draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse
+draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse, selection
           or all nodes so far of a tree per row, and their mask               trees
           or a block of rows over a context of its own                        draft_context
 restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance, trees,
@@ -26,8 +27,9 @@ failed    or it broke off somewhere, and all is given back just the same      li
 which is the order of severity.
 """
 
-from invariants import lifecycle, counters, trees, kv_lens, rows, sparse, draft_context  # noqa: F401, I001
-from invariants import forced, guided, relaxed, spec_metadata, acceptance, kv_cache, history, output, relations  # noqa: F401
+from invariants import lifecycle, counters, trees, kv_lens, rows, sparse, selection, draft_context  # noqa: F401, I001
+from invariants import forced, guided, relaxed, spec_metadata, acceptance  # noqa: F401
+from invariants import kv_cache, history, output, relations  # noqa: F401
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify
 

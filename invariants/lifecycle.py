@@ -26,6 +26,20 @@ _AROUND: Final = (PREPARED, ENTERED, RESTORED, FAILED)
 """Sub-steps at which no forward of the worker is under way."""
 _ON_DEVICE: Final = frozenset(field for field, what in FIELDS.items() if what.startswith("device"))
 """Fields that are tensors on the device."""
+_SHARED: Final = frozenset(
+    {
+        "device",
+        "kv_cache_manager",
+        "runtime_features",
+        "sparse_metadata_params",
+        "_linear_mask",
+        "_linear_offsets",
+        "spec_decoding_packed_mask",
+        "spec_decoding_position_offsets",
+        "spec_decoding_generation_lengths",
+    }
+)
+"""What the metadata of a graph has in common with the one that it was copied from."""
 
 
 @invariant("forward-not-overridden", reads=(), museum=("TRT-01",))
@@ -43,7 +57,11 @@ def forward_not_overridden(step: StepCase, check: Check) -> None:
         )
 
 
-@invariant("steps-complete", reads=("exception", "message"), museum=("TRT-01", "TRT-13", "TRT-34", "TRT-39", "VLL-02"))
+@invariant(
+    "steps-complete",
+    reads=("exception", "message"),
+    museum=("TRT-01", "TRT-13", "TRT-34", "TRT-39", "TRT-71", "VLL-02"),
+)
 def steps_complete(step: StepCase, check: Check) -> None:
     """A step in which nothing is planned to fail does not fail."""
     if step.asked.fault is not None:
@@ -187,6 +205,25 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
         shared = sorted(field for field, label in mine.items() if label in taken)
         message = f"{shared} are {'those of a step outside the graph' if captures else 'those of a graph'}"
         check.that(not shared, step.prepared, "identity", [], shared, message)
+
+
+@invariant("graph-copies-share-no-state", reads=("shared_with_eager",), museum=("TRT-09", "VLL-11"))
+def graph_copies_share_no_state(step: StepCase, check: Check) -> None:
+    """The metadata of a graph shares settings, the KV-cache manager and masks with its original, and nothing else.
+
+    Upstream's copy is shallow: whatever its initialiser does not make anew, the saved tensors among it, is one object
+    for both. Masks are meant to be: they are written before each step, whichever of the two it uses.
+    """
+    for run in step.runs:
+        moment = run.entered
+        if moment is not None and "shared_with_eager" in moment.seen:
+            shared = moment.seen["shared_with_eager"]
+            more = sorted(set(shared) - _SHARED)
+            message = f"{more} are one object with the metadata that it was copied from"
+            check.that(not more, moment, "shared_with_eager", sorted(_SHARED), shared, message)
+            reads_the_cache = "kv_cache_manager" in shared
+            message = "the copy has a KV-cache manager of its own"
+            check.that(reads_the_cache, moment, "shared_with_eager", ["kv_cache_manager"], shared, message)
 
 
 def _device_tensors(step: StepCase) -> dict[str, str]:

@@ -21,6 +21,7 @@ _OBJECTS: Final = frozenset(
         "kv_blocks",
         "kv_cache_block_offsets",
         "block_table",
+        "block_table_expanded",
         "indexer_k_cache_block_offsets",
         "slot_mapping_fp8",
         "slot_ids",
@@ -28,6 +29,8 @@ _OBJECTS: Final = frozenset(
     }
 )
 """Which tensor objects, pages and slots serve a request is the engine's choice; it may differ from run to run."""
+_DECIDED: Final = frozenset({"skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs", "topk_indices_buffer"})
+"""A graph cannot decide anew whether rows are short enough to go without their indexer."""
 _STATE: Final = (*CONTENT, *KEPT)
 _RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", "draft_tree", "matchers", "relaxed_delta", *_STATE)
 _SEEN: Final = tuple(field for field in FIELDS if field not in _OBJECTS)
@@ -51,7 +54,7 @@ def replay_equals_eager(scenario: Scenario) -> Twin | None:
     ``worker_state`` is left out: a replay runs no Python that could touch it.
     """
     edited = twins.eager(scenario) if twins.fault_free(scenario) else None
-    return Twin(*edited, ignore=_OBJECTS | {"worker_state"}) if edited else None
+    return Twin(*edited, ignore=_OBJECTS | _DECIDED | {"worker_state", "shared_with_eager"}) if edited else None
 
 
 @relation("startup-leaves-no-trace", reads=_SEEN, museum=("TRT-03", "TRT-04", "TRT-07", "TRT-52"))

@@ -18,6 +18,7 @@ _LENS: Final = ("_seq_lens", "kv_lens_cuda")
 _OF_FORWARD: Final = (
     "req_idx_per_token",
     "slot_owners",
+    "scale_owners",
     "gen_kv_indptr",
     "gen_cached_token_indptr",
     "kv_lens_cuda_2d",
@@ -27,7 +28,7 @@ _TABLES: Final = ("block_table", "indexer_k_cache_block_offsets")
 _INDEXED: Final = (("target_indexer_kv", "target_kv"), ("draft_indexer_kv", "draft_kv"))
 
 
-def _forwards(step: StepCase) -> Iterator[Moment]:
+def forwards(step: StepCase) -> Iterator[Moment]:
     """Moments at which a forward is about to read the metadata."""
     if step.prepared is not None:
         yield step.prepared
@@ -43,7 +44,7 @@ def req_idx_matches_layout(step: StepCase, check: Check) -> None:
 
     PR #16925: the map of the target's layout was used in draft calls. A batch of one and K = 1 do not show it.
     """
-    for moment in _forwards(step):
+    for moment in forwards(step):
         seen = moment.seen
         if "req_idx_per_token" in seen and "_seq_lens" in seen:
             lens = seen["_seq_lens"]
@@ -53,20 +54,23 @@ def req_idx_matches_layout(step: StepCase, check: Check) -> None:
 
 @invariant(
     "slots-in-own-pages",
-    reads=("slot_owners", "slot_mapping_fp8", *_LENS),
+    reads=("slot_owners", "scale_owners", "slot_mapping_fp8", *_LENS),
     museum=("TRT-12", "TRT-13", "TRT-63", "VLL-07"),
 )
 def slots_in_own_pages(step: StepCase, check: Check) -> None:
     """In every forward each token's key goes to its own row and KV index, ``kv - query + j``, and no two share a slot.
 
+    So does the scale of the key, which is no use anywhere else.
     A block ordinal that is clamped into the table (PR #12657) still points to somebody's page.
     """
-    for moment in _forwards(step):
+    for moment in forwards(step):
         seen = moment.seen
-        if "slot_owners" in seen and all(field in seen for field in _LENS):
+        if all(field in seen for field in _LENS):
             rows = zip(seen["_seq_lens"], seen["kv_lens_cuda"], strict=False)
             expected = [[row, i] for row, (query, kv) in enumerate(rows) for i in range(kv - query, kv)]
-            check.equal(moment, "slot_owners", expected, seen["slot_owners"], "so say _seq_lens and kv_lens_cuda")
+            for field in ("slot_owners", "scale_owners"):
+                if field in seen:
+                    check.equal(moment, field, expected, seen[field], "so say _seq_lens and kv_lens_cuda")
         if "slot_mapping_fp8" in seen:
             slots = seen["slot_mapping_fp8"]
             twice = sorted({slot for slot in slots if slots.count(slot) > 1}) if len(set(slots)) < len(slots) else []
@@ -80,7 +84,7 @@ def slots_in_own_pages(step: StepCase, check: Check) -> None:
 )
 def gen_indptr_consistent(step: StepCase, check: Check) -> None:
     """In every forward the generations' prefix sums are those of ``kv_lens_cuda`` and of what was cached before it."""
-    for moment in _forwards(step):
+    for moment in forwards(step):
         seen = moment.seen
         if "num_contexts" not in seen or not all(field in seen for field in _LENS):
             continue
@@ -100,7 +104,7 @@ def gen_indptr_consistent(step: StepCase, check: Check) -> None:
 )
 def gen_kv_lens_in_every_column(step: StepCase, check: Check) -> None:
     """In every forward ``kv_lens_cuda_2d`` holds each generation's KV length in all of its ``1 + Kmax`` columns."""
-    for moment in _forwards(step):
+    for moment in forwards(step):
         seen = moment.seen
         if "kv_lens_cuda_2d" in seen and "kv_lens_cuda" in seen and "num_contexts" in seen:
             kv, columns = seen["kv_lens_cuda"][seen["num_contexts"] :], 1 + step.config.max_draft_len
@@ -120,7 +124,7 @@ def sparse_tables_name_owned_pages(step: StepCase, check: Check) -> None:
         return
     rows = zip(prepared.seen["kv_cache_block_offsets"], prepared.seen["kv_lens_cuda"], strict=False)
     expected = [pages[: -(-kv // step.config.tokens_per_block)] for pages, kv in rows]
-    for moment in _forwards(step):
+    for moment in forwards(step):
         for field in _TABLES:
             if field in moment.seen:
                 check.equal(moment, field, expected, moment.seen[field], "so says kv_cache_block_offsets")
@@ -145,5 +149,5 @@ def indexer_keys_equal_cache(step: StepCase, check: Check) -> None:
 )
 def sparse_maps_equal_reference(step: StepCase, check: Check) -> None:
     """In every forward the sparse backend's maps, slots, prefix sums and lengths are the reference's."""
-    for moment in _forwards(step):
+    for moment in forwards(step):
         check.said(moment, _OF_FORWARD)

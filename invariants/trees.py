@@ -1,4 +1,4 @@
-"""Trees of drafts: masks that say which nodes see each other, in the target's forward and in each draft call.
+"""Trees of drafts, and chains: masks that say which of them see each other, in the target's forward and draft calls.
 
 Mask, offsets and lengths are buffers of the metadata that a draft loop overwrites layer by layer. They are neither
 lengths nor counts, so saving those does not save them. They speak of the generations of the target, of the same rows
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from invariants.case import Moment, Row, Run, StepCase
+from invariants.case import Moment, Row, StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
-from scenarios.trace import ENTERED, FAILED, RESTORED
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED
 
 MASK: Final = "spec_decoding_packed_mask"
 OFFSETS: Final = "spec_decoding_position_offsets"
@@ -38,6 +38,7 @@ def _forwards(step: StepCase) -> Iterator[Moment]:
     "tree-widths-share-one-stride",
     reads=(*MASKS, "_seq_lens", "num_contexts"),
     museum=("TRT-29", "TRT-75", "TRT-01"),
+    trait="tree",
 )
 def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
     """At every sub-step mask, offsets and lengths have as many nodes per row as the row has queries.
@@ -45,7 +46,7 @@ def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
     A kernel strides through all three by one width. The queries are T + 1 nodes for the target, K + 1 tokens in the
     first draft call and ``i * dynamic_tree_max_topK`` nodes in call i.
     """
-    for moment in step.moments:
+    for moment in step.moments if step.traits.tree else ():
         seen = moment.seen
         if "_seq_lens" not in seen or "num_contexts" not in seen:
             continue
@@ -56,6 +57,27 @@ def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
         for field in (MASK, OFFSETS):
             if field in seen:
                 check.equal(moment, field, widths, [len(nodes) for nodes in seen[field]], why)
+
+
+@invariant("chain-masks-are-causal", reads=MASKS, museum=("TRT-06", "TRT-29"))
+def chain_masks_are_causal(step: StepCase, check: Check) -> None:
+    """In a chain each token sees those before it and itself: drafts of one, or a path that was accepted from a tree.
+
+    The tables of chains are made once per width and belong to all batches of the process: who writes into them
+    writes into those of others, so they are looked at after the worker, too.
+    """
+    chains = step.rows[step.num_contexts :]
+    if not chains or not step.draft_len:
+        return
+    tree = step.traits.tree
+    widths = [step.draft_len + 1 if tree else row.query for row in chains]
+    places = [list(range(width)) for width in widths]
+    causal = [[row[: node + 1] for node in row] for row in places]
+    for moment in step.moments:
+        if moment.name in (["draft[0]"] if tree else [PREPARED, ENTERED, RESTORED]):
+            for field, expected in zip(MASKS, (causal, places, widths), strict=True):
+                if field in moment.seen:
+                    check.equal(moment, field, expected, moment.seen[field], f"the chains have {widths} tokens")
 
 
 @invariant("tree-masks-put-back", reads=MASKS, museum=("TRT-01", "TRT-03", "TRT-04"))
@@ -72,13 +94,13 @@ def tree_masks_put_back(step: StepCase, check: Check) -> None:
             check.kept(moment, before, MASKS)
 
 
-@invariant("tree-mask-is-ancestry", reads=(MASK, OFFSETS), museum=("TRT-29", "TRT-01"))
+@invariant("tree-mask-is-ancestry", reads=(MASK, OFFSETS), museum=("TRT-29", "TRT-01"), trait="tree")
 def tree_mask_is_ancestry(step: StepCase, check: Check) -> None:
     """In every forward a node sees itself and what the node above it sees, and its offset counts the nodes above.
 
     So no node sees a sibling, a cousin or a node that comes later; positions follow from the offsets.
     """
-    for moment in _forwards(step):
+    for moment in _forwards(step) if step.traits.tree else ():
         if MASK not in moment.seen:
             continue
         masks: list[Mask] = moment.seen[MASK]
@@ -100,14 +122,19 @@ def _with_ancestors(mask: Mask, node: int) -> list[int]:
     return [node] if parent is None else [*mask[parent], node]
 
 
-@invariant("verified-tree-is-the-drafted-one", reads=(MASK, "draft_tree"), museum=("TRT-24", "TRT-29", "TRT-75"))
+@invariant(
+    "verified-tree-is-the-drafted-one",
+    reads=(MASK, "draft_tree"),
+    museum=("TRT-24", "TRT-29", "TRT-75"),
+    trait="tree",
+)
 def verified_tree_is_the_drafted_one(step: StepCase, check: Check) -> None:
     """The mask of a generation is that of the tree that its own last step drafted; without one all follow the root.
 
     Its first generation has none, as the drafts of a context are thrown away.
     """
     moment = step.prepared
-    if moment is None or MASK not in moment.seen:
+    if moment is None or MASK not in moment.seen or not step.traits.tree:
         return
     for row, mask in zip(step.rows[step.num_contexts :], moment.seen[MASK], strict=False):
         tree = _drafted(row, step.width)
@@ -160,25 +187,16 @@ def _depths(tree: list[int]) -> list[int] | None:
     return depths
 
 
-@invariant("layers-grow-the-tree", reads=(MASK,), museum=("TRT-01", "TRT-24"))
+@invariant("layers-grow-the-tree", reads=(MASK,), museum=("TRT-01", "TRT-24"), trait="tree")
 def layers_grow_the_tree(step: StepCase, check: Check) -> None:
-    """The first draft call is causal; each later one adds a layer below the last one and keeps the nodes before it.
+    """Each draft call but the first adds a layer below the last one and keeps the nodes before it.
 
     The nodes of call 1 follow what is cached, so each sees itself alone.
     """
     for run in step.runs:
-        if run.drafts:
-            _first_call(run, check)
         for i, moment in run.drafts.items():
             if i and MASK in moment.seen:
                 _layer(step.config.dynamic_tree_max_topK, i, moment, run.drafts.get(i - 1), check)
-
-
-def _first_call(run: Run, check: Check) -> None:
-    moment = run.drafts.get(0)
-    if moment is not None and MASK in moment.seen:
-        causal = [[list(range(node + 1)) for node in range(len(mask))] for mask in moment.seen[MASK]]
-        check.equal(moment, MASK, causal, moment.seen[MASK], "a path that was accepted is a chain")
 
 
 def _layer(topk: int, i: int, moment: Moment, before: Moment | None, check: Check) -> None:

@@ -80,3 +80,24 @@ def kv_lens_stay(patch: Patch) -> None:
 
     restore = Eagle3OneModelDynamicTreeWorker._restore_attn_metadata_from_spec_dec
     patch(MTPEagleDynamicTreeWorker, "_restore_attn_metadata_from_spec_dec", restore)
+
+
+@bug(
+    "TRT-06",
+    kind="K2",
+    workers=(EAGLE3, MTP_EAGLE),
+    variant="chain-masks",
+    title="The draft loop tells the kernels of one row per sequence in the lengths that all steps share",
+    reference=_REFERENCE,
+    caught_by=("chain-masks-are-causal",),
+)
+def one_row_stays(patch: Patch) -> None:
+    from engines.portable.speculative.interface import SpecWorkerBase
+
+    prepare = SpecWorkerBase._prepare_attn_metadata_for_spec_dec
+
+    def _prepare_attn_metadata_for_spec_dec(self: Any, attn_metadata: Any, *fields: str) -> None:
+        prepare(self, attn_metadata, *fields)
+        attn_metadata.spec_decoding_generation_lengths.fill_(1)
+
+    patch(SpecWorkerBase, "_prepare_attn_metadata_for_spec_dec", _prepare_attn_metadata_for_spec_dec)

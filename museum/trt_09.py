@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, Patch, bug
+from museum.bug import EAGLE3, PARD, Patch, bug
 
 
 @bug(
@@ -13,7 +13,7 @@ from museum.bug import EAGLE3, Patch, bug
     workers=(EAGLE3,),
     title="Captured graphs and served batches write to the same buffers",
     reference="TensorRT-LLM #17932",
-    caught_by=("graph-buffers-apart",),
+    caught_by=("graph-buffers-apart", "graph-copies-share-no-state"),
 )
 def shallow_copy(patch: Patch) -> None:
     from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
@@ -34,7 +34,7 @@ def shallow_copy(patch: Patch) -> None:
     variant="sparse",
     title="Captured graphs and served batches share the maps of a sparse backend",
     reference="TensorRT-LLM #17932",
-    caught_by=("graph-buffers-apart",),
+    caught_by=("graph-buffers-apart", "graph-copies-share-no-state"),
 )
 def shallow_copy_of_maps(patch: Patch) -> None:
     from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
@@ -46,3 +46,25 @@ def shallow_copy_of_maps(patch: Patch) -> None:
         (TrtllmAttentionMetadata.__post_init__ if self.is_cuda_graph else allocate)(self)
 
     patch(DSAtrtllmAttentionMetadata, "__post_init__", __post_init__)
+
+
+@bug(
+    "TRT-09",
+    kind="K2",
+    workers=(EAGLE3, PARD),
+    variant="saved",
+    title="Captured graphs and served batches note what they have saved in the same place",
+    reference="TensorRT-LLM #17932",
+    caught_by=("graph-copies-share-no-state",),
+)
+def one_dict_of_saved_tensors(patch: Patch) -> None:
+    from engines.portable.attention.backends.interface import AttentionMetadata
+
+    create = AttentionMetadata.create_cuda_graph_metadata
+
+    def create_cuda_graph_metadata(self: Any, *args: Any, **options: Any) -> Any:
+        metadata = create(self, *args, **options)
+        metadata._saved_tensors = self._saved_tensors
+        return metadata
+
+    patch(AttentionMetadata, "create_cuda_graph_metadata", create_cuda_graph_metadata)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, PARD, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, PARD, Patch, bug
 
 
 def hook_forgets(patch: Patch, *buffers: str) -> None:
@@ -13,11 +13,11 @@ def hook_forgets(patch: Patch, *buffers: str) -> None:
 
     hook = DSAtrtllmAttentionMetadata.on_update_kv_lens
 
-    def on_update_kv_lens(self: Any) -> None:
+    def on_update_kv_lens(self: Any, **options: Any) -> None:
         kept = {name: getattr(self, name) for name in buffers}
         for name, buffer in kept.items():
             setattr(self, name, buffer.clone())
-        hook(self)
+        hook(self, **options)
         for name, buffer in kept.items():
             setattr(self, name, buffer)
 
@@ -50,3 +50,29 @@ def window_too_long(patch: Patch) -> None:
 )
 def parallel_window(patch: Patch) -> None:
     hook_forgets(patch, "kv_lens_cuda_2d")
+
+
+@bug(
+    "TRT-16",
+    kind="K1",
+    workers=(EAGLE3, PARD),
+    variant="expanded",
+    title="Of the two forms that the KV lengths of the generations have, the repeated one stays what prepare made it",
+    reference=_REFERENCE,
+    caught_by=("expanded-rows-follow-their-generation", "selection-equals-reference"),
+)
+def repeated_lengths(patch: Patch) -> None:
+    hook_forgets(patch, "kv_lens_expanded_cuda")
+
+
+@bug(
+    "TRT-16",
+    kind="K1",
+    workers=(EAGLE3, DRAFT_TARGET),
+    variant="dense",
+    title="In the draft loop short sequences attend to the tokens that the target's rows of that number attended to",
+    reference=_REFERENCE,
+    caught_by=("skipped-rows-see-all-of-theirs", "selection-equals-reference", "drafts-equal-reference"),
+)
+def dense_rows(patch: Patch) -> None:
+    hook_forgets(patch, "topk_indices_buffer")

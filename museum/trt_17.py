@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, PARD, Patch, bug
+from museum.bug import EAGLE3, MTP_EAGLE, PARD, Patch, bug
 from museum.trt_16 import hook_forgets
 
 
@@ -36,3 +36,25 @@ def totals_survive_the_hook(patch: Patch) -> None:
 )
 def totals_of_generations(patch: Patch) -> None:
     hook_forgets(patch, "gen_kv_indptr", "gen_cached_token_indptr")
+
+
+@bug(
+    "TRT-17",
+    kind="K1",
+    workers=(EAGLE3, MTP_EAGLE),
+    variant="windows",
+    title="Tokens of a chunk that is not the first select from their own chunk alone",
+    reference="TensorRT-LLM #12161",
+    caught_by=("context-windows-end-at-their-token", "selection-equals-reference"),
+)
+def windows_of_the_chunk(patch: Patch) -> None:
+    from dataclasses import replace
+
+    from engines.portable.attention.backends.sparse.dsa.prefill import IndexerParams
+
+    windows = IndexerParams.windows
+
+    def windows_without_the_cached(self: Any, num_contexts: int) -> Any:
+        return windows(replace(self, cached_tokens=self.cached_tokens * 0), num_contexts)
+
+    patch(IndexerParams, "windows", windows_without_the_cached)

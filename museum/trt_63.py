@@ -58,3 +58,30 @@ def skipped_for_the_drafter(patch: Patch) -> None:
         keys.copy_(before)
 
     patch(DSATrtllmAttention, "_store", _store)
+
+
+@bug(
+    "TRT-63",
+    kind="K7",
+    workers=(EAGLE3, PARD),
+    variant="expanded",
+    title="The pages that are repeated for each row of a generation are those of the step before",
+    reference=_REFERENCE,
+    caught_by=("expanded-rows-follow-their-generation",),
+)
+def repeated_pages(patch: Patch) -> None:
+    from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
+
+    prepare_tables = DSAtrtllmAttentionMetadata.prepare_for_indexer_k_cache
+    repeat_pages = DSAtrtllmAttentionMetadata.prepare_for_spec_decode
+
+    def prepare_for_indexer_k_cache(self: Any) -> None:
+        if hasattr(self, "host_indexer_k_cache_block_offsets"):
+            repeat_pages(self)
+        prepare_tables(self)
+
+    def prepare_for_spec_decode(self: Any) -> None:
+        pass
+
+    patch(DSAtrtllmAttentionMetadata, "prepare_for_indexer_k_cache", prepare_for_indexer_k_cache)
+    patch(DSAtrtllmAttentionMetadata, "prepare_for_spec_decode", prepare_for_spec_decode)

@@ -67,10 +67,4 @@ def _skip(patch: Patch, worker: Any) -> None:
 def context_not_grown(patch: Patch) -> None:
     from engines.portable.speculative.dflash import DFlashWorker
 
-    def skip_drafting(
-        self: Any, position_ids: Any, logits: Any, attn_metadata: Any, spec_metadata: Any, draft_model: Any
-    ) -> Any:
-        tokens = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
-        return self._outputs(logits, tokens, tokens.new_ones(len(tokens)), tokens[:, :0])
-
-    patch(DFlashWorker, "skip_drafting", skip_drafting)
+    _skip(patch, DFlashWorker)

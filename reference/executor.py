@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from reference import attention_metadata, kv_cache
 from reference.batch import Batch, lay_out
+from reference.dense_selection import selection
 from reference.guided_decoding import matcher_rows, matchers
 from reference.history import History, Text, Turn
-from reference.sparse_attention import derived
+from reference.sparse_attention import derived, prefill
 from reference.tree_attention import masks
 from reference.workers import WORKERS, DraftCall, Drafting, Fields
 from scenarios.forced_acceptance import counts, draws
@@ -68,8 +69,8 @@ class Session:
         drafting = self._worker.draft(batch)
         after = self._active | self._turned(batch, drafting)
         phases = _phases(step, self._config)
-        prepared = attention_metadata.prepared(batch, self._config) | self._maps(batch, updated=False)
-        prepared |= self._worker.spec_metadata(batch)
+        prepared = attention_metadata.prepared(batch, self._config) | prefill(batch, self._config)
+        prepared |= self._maps(batch, batch, phases[0], updated=False) | self._worker.spec_metadata(batch)
         substeps = [Substep(PREPARED, 0, phases[0], prepared)]
         substeps += self._runs(sampled, (batch, drafting), counter, phases)
         substeps.append(Substep(UPDATED, 0, phases[0], self._updated(batch, after)))
@@ -108,7 +109,7 @@ class Session:
         # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
         # but only one token per row anyway; nor has a worker that calls no draft model).
         updated = run > 0 and bool(drafting.calls)
-        entered = attention_metadata.target(batch) | self._maps(batch, updated=updated)
+        entered = attention_metadata.target(batch) | self._maps(batch, batch, phase, updated=updated)
         entered |= matcher_rows(batch, self._config, ENTERED)
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len else []
@@ -121,7 +122,7 @@ class Session:
             for i, call in enumerate(drafting.calls):
                 fields = attention_metadata.drafting(call, saved)
                 fields |= matcher_rows(batch, self._config, draft(i), drafting.drafts, i)
-                yield draft(i), fields | self._maps(call, updated=updated or call.updated)
+                yield draft(i), fields | self._maps(call, batch, phase, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
         restored |= matcher_rows(batch, self._config, RESTORED)
@@ -135,9 +136,10 @@ class Session:
         counter = self._counter if self._counter is None else self._counter + draws(force, draft_len)
         return counter, sampled.limited(counts(force, draft_len, counter or 0, len(sampled.generations)))
 
-    def _maps(self, forward: Batch | DraftCall, *, updated: bool) -> Fields:
+    def _maps(self, forward: Batch | DraftCall, batch: Batch, phase: str, *, updated: bool) -> Fields:
         """What a forward must find beside the lengths, by backend and worker."""
-        return derived(forward, self._config, updated=updated) | masks(forward, self._config)
+        maps = derived(forward, self._config, updated=updated)
+        return maps | selection(forward, batch, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later; dummies have none."""

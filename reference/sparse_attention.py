@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from reference.batch import Batch
+from reference.indexer_prefill import Chunk, windows
 from reference.workers import DraftCall, Fields
 from scenarios.model import Config
 
@@ -20,11 +21,30 @@ def derived(forward: Batch | DraftCall, config: Config, *, updated: bool) -> Fie
     rows = list(zip(forward.seq_lens, forward.kv_lens, strict=True))
     owners = [[row, index] for row, (query, kv) in enumerate(rows) for index in range(kv - query, kv)]
     generations = rows[forward.num_contexts :]
-    return {
+    columns = 1 + config.max_draft_len
+    # With one draft at most, the kernels take the columns as they are.
+    expanded = {"kv_lens_expanded_cuda": [kv for _, kv in generations for _ in range(columns)]} if columns > 2 else {}
+    return expanded | {
         "req_idx_per_token": [row for row, _ in owners],
         "slot_owners": owners,
+        "scale_owners": owners,
         "gen_kv_indptr": list(accumulate((kv for _, kv in generations), initial=0)),
         "gen_cached_token_indptr": list(accumulate((kv - query for query, kv in generations), initial=0)),
-        "kv_lens_cuda_2d": [[kv] * (1 + config.max_draft_len) for _, kv in generations],
+        "kv_lens_cuda_2d": [[kv] * columns for _, kv in generations],
         "max_gen_seq_len": 1 if updated else max((query for query, _ in generations), default=0),
+    }
+
+
+def prefill(batch: Batch, config: Config) -> Fields:
+    """What ``prepare()`` says of the keys of contexts, which lie one request after the other."""
+    if not config.index_topk:
+        return {}
+    rows = batch.contexts
+    seen = windows([Chunk(row.past, row.query) for row in rows])
+    return {
+        "cu_seqlen_ks": [start for start, _ in seen],
+        "cu_seqlen_ke": [end for _, end in seen],
+        "ctx_kv_indptr": list(accumulate((row.kv for row in rows), initial=0)),
+        "ctx_cached_token_indptr": list(accumulate((row.past for row in rows), initial=0)),
+        "fullkv_owners": [[index, position] for index, row in enumerate(rows) for position in range(row.kv)],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from scenarios.errors import require
+from scenarios.errors import outside, require
 from scenarios.model import Config, Context, Generation, Request
 from scenarios.tracer import NEAR_GAP
 
@@ -117,7 +117,7 @@ def check_row(config: Config, row: Context | Generation, draft_len: int, field: 
     require(
         0 <= row.near <= most,
         f"{field}.near",
-        f"{row.near} is outside 0..{most}",
+        f"{row.near} is {outside(0, most)}",
         "write how many drafts after those that agree are the target's second choice"
         if config.use_relaxed_acceptance_for_thinking
         else "leave it out, as only relaxed acceptance takes second choices",

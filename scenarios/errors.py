@@ -55,3 +55,8 @@ def closest(name: str, names: Iterable[str]) -> str:
         near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.0)
         return f"the nearest of {len(known)} are " + ", ".join(lowered[k] for k in near)
     return "write one of " + ", ".join(known) if known else "none is known"
+
+
+def outside(least: int, most: int) -> str:
+    """What is wrong with a number that is not in a range, in words that follow "is"."""
+    return f"outside {least}..{most}" if least < most else f"not {least}"

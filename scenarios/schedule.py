@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from scenarios import forced_acceptance as forced
 from scenarios.acceptance import check_acceptance, check_request, check_row, relaxes
-from scenarios.errors import ScenarioError, closest
+from scenarios.errors import ScenarioError, closest, outside
 from scenarios.errors import require as _require
 from scenarios.model import (
     BACKENDS,
@@ -214,7 +214,7 @@ class Schedule:
         _require(
             low <= k <= config.max_draft_len,
             f"{field}.draft_len",
-            f"{k} is outside {low}..{config.max_draft_len}",
+            f"{k} is {outside(low, config.max_draft_len)}",
             f"{traits.name} with this max_draft_len needs a value in that range",
         )
         if step.phase.is_startup:

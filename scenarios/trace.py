@@ -81,6 +81,19 @@ FIELDS: Final[dict[str, str]] = {
     "gen_cached_token_indptr": "device int64 [g + 1]: the same of their cached lengths",
     "kv_lens_cuda_2d": "device int32 [g, 1 + Kmax]: KV length of each generation, in every column",
     "max_gen_seq_len": "host int: longest query of a generation, 0 without generations",
+    "scale_owners": "where slot_mapping_scale points, as slot_owners",
+    "skip_indexer_for_ctx_reqs": "host bool: contexts are so short that they attend to all of their tokens",
+    "skip_indexer_for_gen_reqs": "host bool: the same of the generations of this forward",
+    "topk_indices_buffer": "device: per token the KV indices it attends to, None where the indexer selects them",
+    "kv_lens_expanded_cuda": "device int32 [g * (1 + Kmax)]: KV lengths of generations, repeated; only Kmax > 1",
+    "block_table_expanded": "device: per entry of kv_lens_expanded_cuda the indexer's pages; prepared, entered",
+    "cu_seqlen_ks": "device int32 [num_ctx_tokens]: first key of each context token among all contexts' keys; prepared",
+    "cu_seqlen_ke": "device int32 [num_ctx_tokens]: the key after its last one; prepared",
+    "ctx_kv_indptr": "device int64 [C + 1]: running totals of the contexts' KV lengths; prepared",
+    "ctx_cached_token_indptr": "device int64 [C + 1]: the same of their cached lengths; prepared",
+    "fullkv_owners": "where slot_mapping_fp8_fullkv points, all keys of all contexts, as slot_owners; prepared, C > 0",
+    # Copies of the metadata that belong to graphs: entered of captures and replays.
+    "shared_with_eager": "sorted names of attributes that are the very object of the metadata they were copied from",
     # Trees of drafts: prepared, entered, draft[i], restored, failed; rows that the masks speak of (generations of the
     # target, every row of a draft call from the second one on).
     "spec_decoding_packed_mask": "device: per row and node the nodes of this forward that it sees, itself last",

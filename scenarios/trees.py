@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scenarios.errors import require
+from scenarios.errors import outside, require
 from scenarios.model import Config
 
 
@@ -21,11 +21,13 @@ def check_tree(config: Config) -> None:
         for name in ("dynamic_tree_max_topK", "max_total_draft_tokens"):
             require(not getattr(config, name), f"config.{name}", f"{config.worker} drafts no tree", "leave it out")
         return
-    require(topk >= 2, "config.dynamic_tree_max_topK", f"{topk} is too small for a tree", "write 2 or more")
+    missing = f"is missing, and {config.worker} drafts a tree"
+    too_small = f"{topk} is too small for a tree" if topk else missing
+    require(topk >= 2, "config.dynamic_tree_max_topK", too_small, "write 2 or more")
     most = most_nodes(depth, topk)
     require(
         depth <= nodes <= most,
         "config.max_total_draft_tokens",
-        f"{nodes} is outside {depth}..{most}",
+        f"{nodes} is {outside(depth, most)}" if nodes else missing,
         "a tree of this max_draft_len and dynamic_tree_max_topK needs a value in that range",
     )

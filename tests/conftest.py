@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,15 @@ def pytest_report_header() -> str:
     return f"torch: {'installed' if find_spec('torch') else 'not installed, tests that need it are skipped'}"
 
 
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("homes")
+
+
 @pytest.fixture(autouse=True)
-def _state_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep findings and campaign state out of the checkout."""
-    monkeypatch.setenv("SPECFUZZ_HOME", str(tmp_path / "specfuzz-home"))
+def _state_in_tmp(_homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep findings and campaign state out of the checkout; few tests have any, so no folder is made ahead."""
+    monkeypatch.setenv("SPECFUZZ_HOME", str(_homes / str(next(_numbers))))

@@ -37,6 +37,7 @@ _PORTABLE: Final = "engines.portable"
 _TORCH: Final = f"{PACKAGE}._torch"
 _COUNTERPARTS: Final = {
     f"{_TORCH}.metadata": f"{_PORTABLE}.attention.backends.interface",
+    f"{_TORCH}.memory_buffer_utils": f"{_PORTABLE}.memory_buffer_utils",
     f"{_TORCH}.pyexecutor.scheduler": f"{_PORTABLE}.pyexecutor.llm_request",
     f"{SPECULATIVE}.spec_sampler_base": f"{_PORTABLE}.pyexecutor.sampler",
     **{attention_package(name): f"{_PORTABLE}.attention.backends" for name in ATTENTION_PACKAGES},

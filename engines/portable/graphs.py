@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Operation = Callable[[], object]
+_Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
+"""An operation, its arguments by place and by name, and its result."""
 
 
 class Graph(Protocol):
@@ -35,14 +37,15 @@ class CpuGraph:
     """Whether a capture is under way; captures do not nest."""
 
     def __init__(self) -> None:
-        self._operations: list[Operation] = []
+        self._calls: list[_Call] = []
+        self._operations: list[Operation] | None = None
 
     @contextmanager
     def capture(self) -> Iterator[None]:
         """Record what runs inside."""
         CpuGraph.recording = True
         try:
-            with _Recorder(self._operations):
+            with _Recorder(self._calls):
                 yield
         finally:
             CpuGraph.recording = False
@@ -50,6 +53,10 @@ class CpuGraph:
     def replay(self) -> None:
         """Run the recorded operations again, out of sight of torch function modes, as kernels of a graph would."""
         with torch._C.DisableTorchFunction():
+            if self._operations is None:
+                # Not while recording: many graphs are never replayed.
+                again = (_operation(*call) for call in self._calls)
+                self._operations = [operation for operation in again if operation is not None]
             for operation in self._operations:
                 operation()
 
@@ -60,16 +67,14 @@ class _Recorder(TorchDispatchMode):
         # Nothing here is compiled, and keeping torch's compiler off costs the seconds of importing it.
         return False
 
-    def __init__(self, operations: list[Operation]) -> None:
+    def __init__(self, calls: list[_Call]) -> None:
         super().__init__()
-        self._operations = operations
+        self._calls = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        operation = _operation(func, args, kwargs, result)
-        if operation is not None:
-            self._operations.append(operation)
+        self._calls.append((func, args, kwargs, result))
         return result
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 from weakref import ref
 
 import torch
 from torch import Tensor
 
 from engines.portable._utils import is_current_stream_capturing
+from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
@@ -24,7 +25,7 @@ from engines.portable.spec_observation import (
     spec_fields,
     spec_slots,
 )
-from engines.portable.tree_observation import TreeObserver
+from engines.portable.tree_observation import TreeObserver, linear_fields
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
@@ -36,6 +37,9 @@ _CACHES = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
 """What the pools of the KV-cache manager hold, in order; a dense backend has the first two, vanilla MTP others."""
 _WORKER_STATE = ("_spec_dec_attn_metadata", "_kv_rewind_pending", "_ctx_len_restore_pending")
 """Worker attributes that say whether something is still to be put back."""
+
+_PLAIN: Final = (type(None), bool, int, str, tuple)
+"""Values, which objects share without having anything in common."""
 
 
 class Labels:
@@ -119,6 +123,9 @@ class Observer:
             position_ids=result["position_ids"].flatten().tolist(),
             **prepared_fields(spec, n),
         )
+        if self._sparse is not None:
+            fields.update(self._sparse.prepared_fields(attn))
+        fields.update(self._chain_fields())
         self._add(PREPARED, fields)
 
     def entered(self, args: Any, kwargs: Any) -> None:
@@ -148,7 +155,7 @@ class Observer:
 
     def drafting(self, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Before a call of the draft model."""
-        fields = self._forward_metadata()
+        fields = self._forward_metadata(of_target=False)
         if not self._cuda_capture():
             fields.update(self._draft_inputs(kwargs), **self._matchers())
         if "all_rank_num_tokens" in kwargs:
@@ -225,12 +232,13 @@ class Observer:
     def _enter(self) -> None:
         self._run += 1
         self._drafts = 0
-        fields = {**self._forward_metadata(), **self._context_lengths(), **self._counter(), **self._matchers()}
-        self._add(ENTERED, fields)
+        shared = {"shared_with_eager": self._shared_with_eager()} if self._attn_metadata.is_cuda_graph else {}
+        fields = {**self._forward_metadata(), **self._context_lengths(), **self._chain_fields(), **shared}
+        self._add(ENTERED, {**fields, **self._counter(), **self._matchers()})
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
         fields = {**self._metadata(self._attn_metadata), **self._context_lengths(), **self._tree_fields()}
-        fields.update(self._counter(), **self._matchers())
+        fields.update({**self._chain_fields(), **self._counter(), **self._matchers()})
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -242,7 +250,7 @@ class Observer:
         )
         self._add(RESTORED, fields)
 
-    def _forward_metadata(self) -> Fields:
+    def _forward_metadata(self, *, of_target: bool = True) -> Fields:
         """The metadata where a forward of the target or of the drafter is about to read it."""
         attn = self._attn_metadata
         fields = self._metadata(attn)
@@ -250,6 +258,7 @@ class Observer:
             fields.update(self._sparse.host_fields(attn))
             if not self._cuda_capture():
                 fields.update(self._sparse.device_fields(attn))
+                fields.update(self._sparse.expanded_fields(attn, with_pages=of_target))
         return fields | self._tree_fields()
 
     def _context_lengths(self) -> Fields:
@@ -267,6 +276,21 @@ class Observer:
         if self._tree is None or self._cuda_capture():
             return {}
         return self._tree.device_fields(self._attn_metadata)
+
+    def _chain_fields(self) -> Fields:
+        """What the kernels are told of drafts that are chains, by the metadata of this engine."""
+        attn = self._attn_metadata
+        drafts = self._tree is None and attn.num_generations > 0 and self._spec_metadata.runtime_draft_len > 0
+        if not drafts or not isinstance(attn, TrtllmAttentionMetadata) or self._cuda_capture():
+            return {}
+        return linear_fields(attn)
+
+    def _shared_with_eager(self) -> list[str]:
+        """Which objects the metadata of a graph has in common with the one that it was copied from."""
+        eager = vars(self._executor.model_engine.attn_metadata)
+        shared = {name: value for name, value in vars(self._attn_metadata).items() if value is eager.get(name)}
+        # A callable is the wrapper of a seam.
+        return sorted(n for n, value in shared.items() if not isinstance(value, _PLAIN) and not callable(value))
 
     def _metadata(self, attn: Any, device: bool = True) -> Fields:
         n = attn.num_seqs

@@ -20,7 +20,10 @@ from scenarios import Config, Context, Generation, Request, Schedule, Step, Step
 from scenarios.tracer import DUMMY_TOKEN, dummy_drafts, prompt
 
 _FOLDER = Path(__file__).parent
-_LINE_SITES = [_FOLDER / name for name in ("attention", "speculative", "pyexecutor", "models.py", "_utils.py")]
+_LINE_SITES = [
+    _FOLDER / name
+    for name in ("attention", "speculative", "pyexecutor", "models.py", "memory_buffer_utils.py", "_utils.py")
+]
 """Engine code proper: what surrounds it here is the suite's."""
 
 

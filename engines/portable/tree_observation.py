@@ -18,16 +18,10 @@ class TreeObserver:
 
     def device_fields(self, attn: Any) -> dict[str, Any]:
         """Masks, offsets and lengths of the generations of the forward that the metadata describes."""
-        sequences = attn.num_generations
-        lens = attn.spec_decoding_generation_lengths[:sequences].tolist()
-        offsets = attn.spec_decoding_position_offsets[: sum(lens)].tolist()
-        ends = [sum(lens[: i + 1]) for i in range(sequences)]
-        mask = attn.spec_decoding_packed_mask[:sequences].tolist()
-        return {
-            "spec_decoding_packed_mask": [[_bits(words) for words in rows[:n]] for rows, n in zip(mask, lens)],
-            "spec_decoding_position_offsets": [offsets[end - n : end] for end, n in zip(ends, lens)],
-            "spec_decoding_generation_lengths": lens,
-        }
+        lens = attn.spec_decoding_generation_lengths[: attn.num_generations].tolist()
+        flat = attn.spec_decoding_position_offsets[: sum(lens)].tolist()
+        ends = [sum(lens[: i + 1]) for i in range(len(lens))]
+        return _spec_decoding_fields(attn, lens, [flat[end - n : end] for end, n in zip(ends, lens)])
 
     def draft_trees(self, requests: Iterable[LlmRequest]) -> dict[int, list[int]]:
         """Parent of each draft node of each request, -1 for the root; nothing where no tree is stored."""
@@ -36,6 +30,22 @@ class TreeObserver:
         stored = storage.has_tree.tolist()
         children, siblings = storage.retrieve_next_token.tolist(), storage.retrieve_next_sibling.tolist()
         return {i: _parents(children[s], siblings[s]) if stored[s] else [] for i, s in zip(ids, slots)}
+
+
+def linear_fields(attn: Any) -> dict[str, Any]:
+    """The same where drafts are chains: of tables that all steps share."""
+    lens = attn.spec_decoding_generation_lengths[: attn.num_generations].tolist()
+    offsets = attn.spec_decoding_position_offsets[: len(lens)].tolist()
+    return _spec_decoding_fields(attn, lens, [row[:n] for row, n in zip(offsets, lens)])
+
+
+def _spec_decoding_fields(attn: Any, lens: list[int], offsets: list[list[int]]) -> dict[str, Any]:
+    mask = attn.spec_decoding_packed_mask[: len(lens)].tolist()
+    return {
+        "spec_decoding_packed_mask": [[_bits(words) for words in rows[:n]] for rows, n in zip(mask, lens)],
+        "spec_decoding_position_offsets": offsets,
+        "spec_decoding_generation_lengths": lens,
+    }
 
 
 def _bits(words: list[int]) -> list[int]:

@@ -15,7 +15,8 @@ from engines.tensorrt_llm.executor import CALLS, KEYWORD, POSITIONAL, Options
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
 from engines.tensorrt_llm.probe import Verdict, doctor
 from engines.tensorrt_llm.session import TensorrtLlmSession
-from engines.tensorrt_llm.source import DRIVEN, UNGUARDED_VARIABLE, find
+from engines.tensorrt_llm.source import UNGUARDED_VARIABLE, find
+from engines.upstream import DRIVEN
 from scenarios import BACKENDS, Config, Request, UsageError, closest
 from scenarios.acceptance import VARIANTS
 

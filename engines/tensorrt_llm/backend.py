@@ -34,25 +34,15 @@ def linear_tables(rows: int, width: int, device: torch.device) -> tuple[torch.Te
 
 def attention_metadata_class(base: Any) -> type:
     """Metadata of the dense TRTLLM backend below ``base``, the real ``AttentionMetadata``."""
+    return _with_trees(_with_linear_drafts(_with_schedules(_with_lengths(base))))
 
-    @dataclass(kw_only=True)
-    class TrtllmAttentionMetadata(base):  # type: ignore[misc]
-        """Buffers are ``max_num_requests`` rows long and keep their address.
 
-        draft_kv_cache_block_offsets  block table of the draft manager, None without one; other fields: see above
-        spec_tree_width  most rows of a sequence that masks speak of; 0 for linear drafts. The buffers of trees are laid
-            out as the portable class has them, and shared by the copies that belong to graphs
-        slot_storage  where the trees of requests are kept
+def _with_lengths(base: Any) -> type:
+    class WithLengths(base):  # type: ignore[misc]
+        """Lengths, types and block tables. Buffers are ``max_num_requests`` rows long and keep their address.
+
+        draft_kv_cache_block_offsets  block table of the draft manager, None without one
         """
-
-        is_spec_decoding_enabled: bool = False
-        use_spec_decoding: bool = False
-        spec_decoding_packed_mask: torch.Tensor | None = None
-        spec_decoding_position_offsets: torch.Tensor | None = None
-        spec_decoding_position_offsets_cpp: torch.Tensor | None = None
-        spec_decoding_generation_lengths: torch.Tensor | None = None
-        spec_tree_width: int = 0
-        slot_storage: Any = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -68,19 +58,6 @@ def attention_metadata_class(base: Any) -> type:
             self.draft_kv_cache_block_offsets = self._block_table(
                 "draft_kv_cache_block_offsets", self.draft_kv_cache_manager
             )
-            self._mla_scheduler_buffers: tuple[torch.Tensor, torch.Tensor] | None = None
-            if self.spec_tree_width and not self.is_cuda_graph:
-                self._create_tree_buffers(rows, self.spec_tree_width)
-
-        def _create_tree_buffers(self, rows: int, width: int) -> None:
-            self.spec_decoding_packed_mask = self._device_buffer("packed_mask", rows, width, -(-width // 32))
-            self.spec_decoding_position_offsets = self._device_buffer("position_offsets", rows * width)
-            self.spec_decoding_generation_lengths = self._device_buffer("generation_lengths", rows)
-            self._tree_buffers = (
-                self.spec_decoding_packed_mask, self.spec_decoding_position_offsets,
-                self.spec_decoding_generation_lengths,
-            )  # fmt: skip
-            self.update_position_offsets_for_cpp(width)
 
         @property
         def max_seq_len(self) -> int:
@@ -124,6 +101,15 @@ def attention_metadata_class(base: Any) -> type:
             if draft is not None:
                 draft.copy_batch_block_offsets(self.draft_kv_cache_block_offsets, self.request_ids)
 
+    return WithLengths
+
+
+def _with_schedules(base: Any) -> type:
+    class WithSchedules(base):  # type: ignore[misc]
+        """What kernels derive from the lengths, until a hook says that these have changed."""
+
+        _mla_scheduler_buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+
         def on_update_kv_lens(self) -> None:
             """Forget what was derived from ``kv_lens_cuda``."""
             super().on_update_kv_lens()
@@ -136,33 +122,84 @@ def attention_metadata_class(base: Any) -> type:
 
         def mla_scheduler_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
             """Running totals of the query and of the KV lengths, from 0 on: two of int32 [n + 1], device."""
-            # The worker of trees calls no hook between its first change of lengths and its first draft forward. Kernels
-            # that read the lengths themselves, which is all that trees need, do not notice.
-            if self._mla_scheduler_buffers is None or self.spec_tree_width:
+            if self._mla_scheduler_buffers is None:
                 lens = self.seq_lens_cuda, self.kv_lens_cuda[: self.num_seqs]
                 query, kv = (torch.nn.functional.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in lens)
                 self._mla_scheduler_buffers = query, kv
             return self._mla_scheduler_buffers
 
+    return WithSchedules
+
+
+def _with_linear_drafts(base: Any) -> type:
+    @dataclass(kw_only=True)
+    class WithLinearDrafts(base):  # type: ignore[misc]
+        """How many rows each generation feeds, and what they see of each other: one mask for all requests."""
+
+        is_spec_decoding_enabled: bool = False
+        use_spec_decoding: bool = False
+        spec_decoding_packed_mask: torch.Tensor | None = None
+        spec_decoding_position_offsets: torch.Tensor | None = None
+        spec_decoding_position_offsets_cpp: torch.Tensor | None = None
+        spec_decoding_generation_lengths: torch.Tensor | None = None
+
         def update_spec_dec_param(
             self, is_spec_decoding_enabled: bool, spec_metadata: Any, batch_size: int = 0, num_contexts: int = 0
         ) -> None:
-            """Tell the kernels how many rows each generation feeds, and what they see of each other.
-
-            Linear drafts have one mask for all requests; trees come from the slots of the batch's generations.
-            """
+            """Tell the kernels about the drafts of the step."""
             self.is_spec_decoding_enabled = self.use_spec_decoding = is_spec_decoding_enabled
-            if self.spec_tree_width:
-                self._lay_out_trees(self.slot_storage.all_ids_buf[num_contexts:batch_size])
-                return
             rows, width = self.max_num_requests, spec_metadata.runtime_tokens_per_gen_step
             if self.spec_decoding_generation_lengths is None:
                 self.spec_decoding_generation_lengths = self._device_buffer("generation_lengths", rows)
-            device = self.spec_decoding_generation_lengths.device
             self.spec_decoding_generation_lengths.fill_(width)
-            offsets, mask = linear_tables(rows, width, device)
+            offsets, mask = linear_tables(rows, width, self.spec_decoding_generation_lengths.device)
             self.spec_decoding_position_offsets = self.spec_decoding_position_offsets_cpp = offsets
             self.spec_decoding_packed_mask = mask
+
+    return WithLinearDrafts
+
+
+def _with_trees(base: Any) -> type:
+    @dataclass(kw_only=True)
+    class TrtllmAttentionMetadata(base):  # type: ignore[misc]
+        """With trees of drafts, from the slots of the batch's generations.
+
+        spec_tree_width  most rows of a sequence that masks speak of; 0 for linear drafts. The buffers of trees are laid
+            out as the portable class has them, and shared by the copies that belong to graphs
+        slot_storage  where the trees of requests are kept
+        """
+
+        spec_tree_width: int = 0
+        slot_storage: Any = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            width, rows = self.spec_tree_width, self.max_num_requests
+            if width and not self.is_cuda_graph:
+                packed = self._device_buffer("packed_mask", rows, width, -(-width // 32))
+                offsets = self._device_buffer("position_offsets", rows * width)
+                lengths = self._device_buffer("generation_lengths", rows)
+                self._tree_buffers = packed, offsets, lengths
+                self.spec_decoding_packed_mask, self.spec_decoding_position_offsets = packed, offsets
+                self.spec_decoding_generation_lengths = lengths
+                self.update_position_offsets_for_cpp(width)
+
+        def mla_scheduler_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+            # The worker of trees calls no hook between its first change of lengths and its first draft forward. Kernels
+            # that read the lengths themselves, which is all that trees need, do not notice.
+            if self.spec_tree_width:
+                self._mla_scheduler_buffers = None
+            buffers: tuple[torch.Tensor, torch.Tensor] = super().mla_scheduler_buffers()
+            return buffers
+
+        def update_spec_dec_param(
+            self, is_spec_decoding_enabled: bool, spec_metadata: Any, batch_size: int = 0, num_contexts: int = 0
+        ) -> None:
+            if not self.spec_tree_width:
+                super().update_spec_dec_param(is_spec_decoding_enabled, spec_metadata)
+                return
+            self.is_spec_decoding_enabled = self.use_spec_decoding = is_spec_decoding_enabled
+            self._lay_out_trees(self.slot_storage.all_ids_buf[num_contexts:batch_size])
 
         def _lay_out_trees(self, slots: torch.Tensor) -> None:
             """Masks, offsets and lengths of the trees in ``slots``, int64 [G]."""

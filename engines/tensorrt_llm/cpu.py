@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -11,6 +11,12 @@ from torch.overrides import TorchFunctionMode
 from engines.portable.graphs import CpuGraph
 
 EMULATED_DEVICE = "cpu (emulated)"
+
+# Looked up once: every torch call under test is compared with them.
+_IS_CUDA: Final = torch.Tensor.is_cuda
+_CUDA: Final = torch.Tensor.cuda
+_PIN_MEMORY: Final = torch.Tensor.pin_memory
+_TO: Final = torch.Tensor.to
 
 
 def is_emulated_stream_capturing() -> bool:
@@ -44,19 +50,19 @@ class CudaOnCpu(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__self__", None) is torch.Tensor.is_cuda:
+        if getattr(func, "__self__", None) is _IS_CUDA:
             return True
-        if func is torch.Tensor.cuda:
+        if func is _CUDA:
             return args[0].clone()
-        if func is torch.Tensor.pin_memory:
+        if func is _PIN_MEMORY:
             return args[0]
-        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+        if func is _TO and len(args) > 1 and _is_cuda(args[1]):
             return func(args[0], "cpu", *args[2:], **{**(kwargs or {}), "copy": True})
         if not kwargs:
             return func(*args)
         if _is_cuda(kwargs.get("device")):
             kwargs = {**kwargs, "device": "cpu"}
-            if func is torch.Tensor.to:
+            if func is _TO:
                 kwargs["copy"] = True
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}

@@ -8,15 +8,17 @@ so several checkouts and an installed package can take turns.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -27,7 +29,6 @@ from engines.tensorrt_llm.cpu import CudaOnCpu, is_emulated_stream_capturing, me
 from engines.tensorrt_llm.real_metadata import Location, driven_class, locate, try_out
 from engines.tensorrt_llm.source import (
     ATTENTION_PACKAGES,
-    DRIVEN,
     HOW_TO_PROVIDE,
     SPECULATIVE,
     Source,
@@ -36,6 +37,7 @@ from engines.tensorrt_llm.source import (
 from engines.tensorrt_llm.stand_ins import ROOTS, Logger, StandInModule, behaviours
 from engines.tensorrt_llm.supplements import supplement, supplement_sparse_package
 from engines.tensorrt_llm.trees import relocation
+from engines.upstream import DRIVEN
 from scenarios import BACKENDS, WORKERS, UsageError
 
 
@@ -63,6 +65,19 @@ class _AliasLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         # The import system has just written the alias's spec over the module's own.
         module.__spec__ = self._spec
+
+
+class _FileLoader(SourceFileLoader):
+    """Compiles each text once per process: nothing is kept on disk, and every engine loads its modules anew."""
+
+    # The signature is that of the class above, whose further parameter nobody gives.
+    def source_to_code(self, data: Any, path: Any, **_: Any) -> CodeType:  # type: ignore[override]
+        return _compiled(bytes(data), str(path))
+
+
+@cache
+def _compiled(source: bytes, path: str) -> CodeType:
+    return compile(source, path, "exec", dont_inherit=True)
 
 
 class _Finder(MetaPathFinder):
@@ -93,7 +108,7 @@ class _Finder(MetaPathFinder):
             return ModuleSpec(fullname, _AliasLoader(original), is_package=True)
         if fullname in self.real:
             file = str(self.real[fullname])
-            return spec_from_file_location(fullname, file, loader=SourceFileLoader(fullname, file))
+            return spec_from_file_location(fullname, file, loader=_FileLoader(fullname, file))
         return ModuleSpec(fullname, _StandInLoader(self), is_package=True)
 
 
@@ -203,6 +218,17 @@ class Upstream:
         """Module under test -> its file, for those loaded so far."""
         modules = sys.modules if self.source.installed else self._modules
         return {name: str(path) for name, path in self._finder.real.items() if name in modules}
+
+    def forget(self) -> None:
+        """Empty what functions of the modules under test have kept, as in a new process.
+
+        Tables of the dense backend are made once in a process: a fault in the making would strike its first run only.
+        """
+        for name in self.files:
+            module = sys.modules[name] if self.source.installed else self._modules[name]
+            for value in vars(module).values():
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
-from engines.tensorrt_llm.source import DRIVEN, SPECULATIVE, UNGUARDED_VARIABLE, find
+from engines.tensorrt_llm.source import SPECULATIVE, UNGUARDED_VARIABLE, find
+from engines.upstream import DRIVEN
 from scenarios import BACKENDS, UsageError
 
 METADATA_CLASSES = {

@@ -44,6 +44,7 @@ class TensorrtLlmSession(PortableSession):
         self._options = options
         self.features = capabilities(worker, upstream.interface.SpecWorkerBase, upstream.attention.AttentionMetadata)
         device = torch.device("cpu" if upstream.emulated else "cuda")
+        upstream.forget()
         with upstream.active():
             super().__init__(config, requests, device, observe=observe, record=record)
         self.attn_metadata = self._executor.model_engine.attn_metadata

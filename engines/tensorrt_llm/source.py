@@ -6,14 +6,13 @@ import ast
 import importlib.util
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Final
 
+from engines.upstream import SOURCE_VARIABLE
 from scenarios import UsageError
 
 PACKAGE = "tensorrt_llm"
-SOURCE_VARIABLE = "SPECFUZZ_TRTLLM_SOURCE"
 UNGUARDED_VARIABLE = "SPECFUZZ_TRTLLM_UNGUARDED"
 """Set to anything: drive workers that the guard of their base rejects."""
 HOW_TO_PROVIDE = (
@@ -25,17 +24,6 @@ ATTENTION_PACKAGES = ("attention.backends", "attention_backend")
 """The package of the attention metadata under ``tensorrt_llm/_torch``, newest name first."""
 
 SPECULATIVE = f"{PACKAGE}._torch.speculative"
-
-DRIVEN: Final = (
-    "Eagle3OneModelWorker",
-    "MTPEagleWorker",
-    "DraftTargetOneModelWorker",
-    "PARDWorker",
-    "MTPWorker",
-    "DFlashWorker",
-    "MTPEagleDynamicTreeWorker",
-)
-"""Workers that the suite has a driver for."""
 
 
 def attention_package(layout: str) -> str:
@@ -75,10 +63,14 @@ class Source:
         """Class name -> module, for each class that a file of ``speculative/`` defines at its top level."""
         found: dict[str, str] = {}
         for path in sorted(self.interface_file.parent.glob("*.py")):
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef):
-                    found[node.name] = f"{SPECULATIVE}.{path.stem}"
+            found.update(dict.fromkeys(_class_names(path.read_text(encoding="utf-8")), f"{SPECULATIVE}.{path.stem}"))
         return found
+
+
+@cache
+def _class_names(text: str) -> tuple[str, ...]:
+    """Classes at the top level of a file, which each engine that is made asks for again; parsing is slow."""
+    return tuple(node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
 
 
 def open_source(directory: str | os.PathLike[str], *, installed: bool = False) -> Source:

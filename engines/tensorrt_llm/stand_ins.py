@@ -203,15 +203,50 @@ def _value(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
-def behaviours(
-    layout: str, logger: Logger, pin_memory: bool, metadata_class: Callable[[type], type]
-) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Module -> name -> maker of the stand-in, for the names that need a behaviour.
+_TORCH_PACKAGE: Final = f"{PACKAGE}._torch"
+Behaviours = dict[str, dict[str, Callable[[], Any]]]
+"""Module -> name -> maker of the stand-in, for the names that need a behaviour."""
+
+
+def behaviours(layout: str, logger: Logger, pin_memory: bool, metadata_class: Callable[[type], type]) -> Behaviours:
+    """Everything that needs a behaviour.
 
     ``metadata_class`` derives the backend's metadata from the real ``AttentionMetadata``; the class stands in for
     ``TrtllmAttentionMetadata``, so that the worker base's checks of the backend find it.
     """
-    torch_package = f"{PACKAGE}._torch"
+    return _surroundings(logger, pin_memory) | _attention(layout, metadata_class) | _executor() | _speculative()
+
+
+def _surroundings(logger: Logger, pin_memory: bool) -> Behaviours:
+    """Other packages, and what of this one is not about attention or requests."""
+
+    def maybe_pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory() if pin_memory else tensor
+
+    return {
+        "triton": {"next_power_of_2": _value(lambda n: 1 << (n - 1).bit_length())},
+        "flashinfer": {"__version__": _value("0.6.4")},
+        f"{PACKAGE}.logger": {"logger": _value(logger)},
+        f"{PACKAGE}._utils": {
+            "get_sm_version": _value(lambda: 90),
+            "prefer_pinned": _value(lambda: pin_memory),
+            "maybe_pin_memory": _value(maybe_pin_memory),
+            "nvtx_range": _value(nvtx_range),
+        },
+        f"{PACKAGE}.mapping": {"Mapping": _value(MappingStandIn)},
+        f"{PACKAGE}.deep_gemm": {
+            "get_num_sms": _value(lambda: NUM_SMS),
+            "get_paged_mqa_logits_metadata": _value(paged_mqa_logits_metadata),
+        },
+        f"{_TORCH_PACKAGE}.cute_dsl_utils": {"IS_CUTLASS_DSL_AVAILABLE": _value(False)},
+        f"{_TORCH_PACKAGE}.flashinfer_utils": {"IS_FLASHINFER_AVAILABLE": _value(True)},
+        f"{_TORCH_PACKAGE}.custom_ops": {"inplace_slice_copy": _value(inplace_slice_copy)},
+        f"{_TORCH_PACKAGE}.distributed.ops": {"allgather": _value(_refuse("allgather"))},
+    }
+
+
+def _attention(layout: str, metadata_class: Callable[[type], type]) -> Behaviours:
+    """Backends and their metadata."""
     attention = attention_package(layout)
     interface = f"{attention}.interface"
     # Two packages above a backend, in either layout.
@@ -225,47 +260,9 @@ def behaviours(
         "DSAtrtllmAttentionMetadata": _imported(f"{attention}.sparse.dsa.metadata", "DSAtrtllmAttentionMetadata"),
         "Indexer": _imported(f"{attention}.sparse.dsa.indexer", "Indexer"),
     }
-
-    def maybe_pin_memory(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory() if pin_memory else tensor
-
     return {
-        f"{PACKAGE}.logger": {"logger": _value(logger)},
-        f"{PACKAGE}._utils": {
-            "get_sm_version": _value(lambda: 90),
-            "prefer_pinned": _value(lambda: pin_memory),
-            "maybe_pin_memory": _value(maybe_pin_memory),
-            "nvtx_range": _value(nvtx_range),
-        },
-        f"{PACKAGE}.mapping": {"Mapping": _value(MappingStandIn)},
-        "triton": {"next_power_of_2": _value(lambda n: 1 << (n - 1).bit_length())},
-        "flashinfer": {"__version__": _value("0.6.4")},
-        f"{torch_package}.utils": utils,
-        f"{torch_package}.attention.utils": utils,
-        f"{torch_package}.cute_dsl_utils": {"IS_CUTLASS_DSL_AVAILABLE": _value(False)},
-        f"{PACKAGE}.deep_gemm": {
-            "get_num_sms": _value(lambda: NUM_SMS),
-            "get_paged_mqa_logits_metadata": _value(paged_mqa_logits_metadata),
-        },
-        f"{torch_package}.flashinfer_utils": {"IS_FLASHINFER_AVAILABLE": _value(True)},
-        f"{torch_package}.custom_ops": {"inplace_slice_copy": _value(inplace_slice_copy)},
-        f"{torch_package}.distributed.ops": {"allgather": _value(_refuse("allgather"))},
-        f"{torch_package}.pyexecutor.resource_manager": {
-            "ResourceManagerType": _value(ResourceManagerType),
-            "SlotManager": _value(SlotManager),
-        },
-        f"{torch_package}.pyexecutor.sampler.ops.vanilla": {
-            "greedy_search_sampling_batch": _value(greedy_search_sampling_batch)
-        },
-        f"{torch_package}.pyexecutor.sampler.ops.flashinfer": {
-            name: _value(_refuse(name))
-            for name in (
-                "compute_probs_from_logits",
-                "resolve_advanced_sampling_filters",
-                "sample_from_logits_op",
-                "sampling_batch_spec_dec_one_model_for_rejection",
-            )
-        },
+        f"{_TORCH_PACKAGE}.utils": utils,
+        f"{_TORCH_PACKAGE}.attention.utils": utils,
         attention: {"AttentionMetadata": _imported(interface, "AttentionMetadata")},
         f"{attention}.trtllm": {
             "AttentionBackend": _imported(interface, "AttentionBackend"),
@@ -274,9 +271,34 @@ def behaviours(
         f"{attention}.sparse.dsa": sparse,
         f"{attention}.sparse.dsa.cache_manager": sparse,
         f"{attention}.sparse.dsa.params": {"DSAMetadataParams": _value(DSAMetadataParams)},
-        f"{torch_package}.pyexecutor.cuda_graph_runner": {"CUDA_GRAPH_DUMMY_REQUEST_ID": _value((1 << 64) - 1)},
+    }
+
+
+def _executor() -> Behaviours:
+    """What lies around the model: requests, resources, graphs, sampling."""
+    executor = f"{_TORCH_PACKAGE}.pyexecutor"
+    refused = (
+        "compute_probs_from_logits",
+        "resolve_advanced_sampling_filters",
+        "sample_from_logits_op",
+        "sampling_batch_spec_dec_one_model_for_rejection",
+    )
+    return {
+        f"{executor}.resource_manager": {
+            "ResourceManagerType": _value(ResourceManagerType),
+            "SlotManager": _value(SlotManager),
+        },
+        f"{executor}.sampler.ops.vanilla": {"greedy_search_sampling_batch": _value(greedy_search_sampling_batch)},
+        f"{executor}.sampler.ops.flashinfer": {name: _value(_refuse(name)) for name in refused},
+        f"{executor}.cuda_graph_runner": {"CUDA_GRAPH_DUMMY_REQUEST_ID": _value((1 << 64) - 1)},
         # Upstream's is 0, which is the id of a request here.
-        f"{torch_package}.pyexecutor.llm_request": {"ATTENTION_DP_DUMMY_REQUEST_ID": _value(-1)},
+        f"{executor}.llm_request": {"ATTENTION_DP_DUMMY_REQUEST_ID": _value(-1)},
+    }
+
+
+def _speculative() -> Behaviours:
+    """Helpers of workers, kernels of trees among them."""
+    return {
         f"{SPECULATIVE}.accept_stats": {"maybe_create_recorder": _value(lambda max_draft_len, rank: None)},
         f"{SPECULATIVE}.utils": {"get_num_extra_kv_tokens": _value(lambda spec_config: spec_config.max_draft_len - 1)},
         f"{SPECULATIVE}.dynamic_tree_ops": {"DynamicTreeOpsConverter": _value(trees.DynamicTreeOpsConverter)},

@@ -29,7 +29,7 @@ class MTPWorker(SpecWorker):
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
             drafts=None if batch.is_startup else [Drafts(made.drafts) for made in chains],
-            kv_lens=[row.end for row in batch.rows],
+            kv_lens=[length(row, batch.draft_len) for row in batch.rows],
         )
 
     def _look(self, batch: Batch, chains: list[Chain], i: int) -> DraftCall:
@@ -39,7 +39,7 @@ class MTPWorker(SpecWorker):
             input_ids=None if batch.is_startup else [token for tokens, _ in fed for token in tokens],
             position_ids=[position for positions in spans for position in positions],
             seq_lens=[len(positions) for positions in spans],
-            kv_lens=[row.end for row in batch.rows],
+            kv_lens=[length(row, batch.draft_len) for row in batch.rows],
             num_contexts=batch.num_contexts,
             hidden_states=None if batch.is_startup else [state for _, hidden in fed for state in hidden],
         )
@@ -65,6 +65,14 @@ def last(history: History) -> tuple[int, int]:
 def span(row: Row, draft_len: int) -> range:
     """Positions that the layers look from: a whole prompt, or the last K that are cached after the step."""
     return range(row.past if row.is_context else row.end - draft_len, row.end)
+
+
+def length(row: Row, draft_len: int) -> int:
+    """KV length that the layers see: what is cached after the step, of a generation at least its K rows.
+
+    Upstream's clamp; it never bites where prompts have K tokens.
+    """
+    return row.end if row.is_context else max(row.end, draft_len)
 
 
 def given(row: Row, made: Chain, positions: range, i: int) -> tuple[list[int], list[int]]:

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -129,3 +130,16 @@ def test_raised_at_passes_over_torch() -> None:
     with Sites([seam]) as sites, pytest.raises(InjectedFault) as caught, sites.bracket(fault):
         layer()
     assert raised_at(caught.value) == f"{relative(__file__)}:{line_of('test_raised_at_passes_over_torch', 'layer()')}"
+
+
+def test_raised_at_passes_over_modes_that_see_torch_calls() -> None:
+    torch = pytest.importorskip("torch", reason="the modes are torch's")
+
+    class Mode(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined, misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with pytest.raises(RuntimeError, match="size") as caught, Mode():
+        torch.zeros(2).add(torch.zeros(3))
+    this = "test_raised_at_passes_over_modes_that_see_torch_calls"
+    assert raised_at(caught.value) == f"{relative(__file__)}:{line_of(this, 'zeros(2)')}"

@@ -32,6 +32,12 @@ def snapshot(tmp_path: Path) -> Snapshot:
 
 
 @pytest.fixture(autouse=True)
+def _state_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the snapshots have it."""
+    monkeypatch.setenv("SPECFUZZ_HOME", str(tmp_path / "specfuzz-home"))
+
+
+@pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text on every machine."""
     monkeypatch.setenv("COLUMNS", "80")

@@ -179,8 +179,10 @@ def test_an_invariant_that_is_never_reached_is_no_success(capsys: Capture) -> No
 
 
 def test_a_campaign_ends_with_its_time(capsys: Capture) -> None:
-    arguments = ["fuzz", "--max-time", "1s", *fake("Sound"), "--invariant", "output-lossless", "--workers", "2"]
-    assert cli.invoke([*arguments, "--json"]) == 0
+    # Three for two processes.
+    named = [option for worker in list(WORKERS)[:3] for option in ("--worker", worker)]
+    arguments = ["fuzz", "--max-time", "1s", *fake("Sound"), *named, "--invariant", "output-lossless"]
+    assert cli.invoke([*arguments, "--workers", "2", "--json"]) == 0
     found = document(capsys)
     assert 1 < found["seconds"] < 300
     assert all(worker["cases"] > 0 for worker in found["workers"].values())

@@ -129,4 +129,4 @@ def test_a_campaign_that_was_cut_short_is_counted(monkeypatch: pytest.MonkeyPatc
     store = Store(tmp_path / "home")
     list(store.record(iter(events()[:2])))  # type: ignore[arg-type]
     _, summary = by_name(doctor.diagnose(store), "state")
-    assert summary.endswith("0 findings, 10 scenarios in 1 campaigns, 1 cut short or running")
+    assert summary.endswith("0 findings, 10 scenarios in 1 campaign, 1 cut short or running")

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,3 +147,13 @@ def test_whoever_stops_listening_ends_the_processes(running: Path) -> None:
 def test_exit_statuses_in_words() -> None:
     assert how_it_ended(-11) == "was killed by SIGSEGV"
     assert how_it_ended(3) == "ended with status 3"
+
+
+@pytest.mark.parametrize("make", [InProcess, lambda running: Spawned(1, running)], ids=["here", "spawned"])
+def test_a_finding_is_on_disk_until_it_is_stored(make: Callable[[Path], Executor], running: Path) -> None:
+    noted = []
+    for event in make(running).execute(Queue(unit("Forgetful", first=True))):
+        (journal,) = running.iterdir()
+        noted.append((type(event), read_case(journal) is not None))
+    # When it is heard, nobody has stored it yet: were all killed now, the case would be listed as interrupted.
+    assert noted == [(BatchFinished, True), (FindingFound, True), (UnitFinished, False)]

@@ -14,6 +14,10 @@ from fuzz.gate import gate, main
 from scenarios import UsageError
 
 CONFIG = '[tool.coverage.run]\nsource_pkgs = ["room", "hall"]\n'
+MEASURE = """
+from coverage.cmdline import main
+raise SystemExit(main(["run", "-m", "driver"]) or main(["xml", "-q", "--fail-under=0"]))
+"""
 TESTED = "def f(x):\n    if x:\n        return 1\n    return 2\n"
 
 
@@ -32,10 +36,9 @@ def commit(files: dict[str, str]) -> str:
 
 
 def measure(code: str) -> None:
-    """Run ``code`` under coverage and write coverage.xml."""
-    for args in (["run", "-m", "driver"], ["xml", "-q", "--fail-under=0"]):
-        Path("driver.py").write_text(code)
-        subprocess.run([sys.executable, "-m", "coverage", *args], check=True, capture_output=True)
+    """Run ``code`` under coverage and write coverage.xml, in one process."""
+    Path("driver.py").write_text(code)
+    subprocess.run([sys.executable, "-c", MEASURE], check=True, capture_output=True)
 
 
 @pytest.fixture(autouse=True)

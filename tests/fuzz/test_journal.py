@@ -105,3 +105,14 @@ def test_a_sweep_passes_over_what_is_no_journal(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000)
     assert swept(tmp_path) == []
     assert not (tmp_path / "deep.json").exists()
+
+
+def test_a_case_that_is_kept_is_noted_until_the_next(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "1.json")
+    with journal.case(CASE):
+        journal.keep()
+    assert read_case(journal.path) == CASE
+    with journal.case(CASE):
+        assert read_case(journal.path) == CASE
+    assert read_case(journal.path) is None
+    journal.close()

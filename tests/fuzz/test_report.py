@@ -90,6 +90,7 @@ ERROR = HarnessError(worker="PARDWorker", key="k", message="steps[1]: the planne
         (events(ERROR), "PARDWorker: steps[1]: the planned fault x@1:oom did not fire"),
         (events(IDLE), "faults: 10 fired of 11 planned"),
         (events()[:-1], "cut short before its budget was spent"),
+        (events()[:1], "cut short before its budget was spent"),
         ([events()[0], CampaignFinished(seconds=1.0)], "nothing was executed"),
         (
             [*events()[:2], CampaignFinished(seconds=1.0)],

@@ -265,3 +265,16 @@ def test_each_case_is_on_disk_while_it_runs(tmp_path: Path, monkeypatch: pytest.
     assert read_case(journal.path) is None
     journal.close()
     assert not journal.path.exists()
+
+
+def test_a_failing_case_stays_noted_from_its_judgement_to_its_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[bytes] = []
+    monkeypatch.setattr(Journal, "_note", lambda self, text: notes.append(text))
+    journal = Journal(tmp_path / "1.json")
+    assert findings(list(run_unit(unit("Forgetful", first=True), journal)))
+    judged, shrunk, forgotten = notes[-3:]
+    assert judged == shrunk != b""
+    assert forgotten == b""
+    journal.close()

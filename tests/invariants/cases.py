@@ -27,9 +27,9 @@ def _agree(worker: str, count: int) -> int:
     return count if WORKERS[worker].drafts_for_contexts else 0
 
 
-def sparse(scenario: Scenario) -> Scenario:
-    """The same scenario on the DSA backend."""
-    return check(replace(scenario, config=replace(scenario.config, attention_backend="DSA", index_topk=3)))
+def sparse(scenario: Scenario, index_topk: int = 3) -> Scenario:
+    """The same scenario on the DSA backend: with 3, every row has more tokens than it selects; with 12, some have."""
+    return check(replace(scenario, config=replace(scenario.config, attention_backend="DSA", index_topk=index_topk)))
 
 
 def served(worker: str) -> Scenario:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import reference
-from scenarios import Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
+from scenarios import Config, Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
 
 
 class Pages:
@@ -51,7 +51,7 @@ def dressed(scenario: Scenario) -> Trace:
         blocks = {request: list(owned) for request, owned in pages.owned.items()}
         for request in step.finish:
             pages.shrink(pages.owned.pop(request), 0)
-        taken = _dress_sparse(taken, prepared["kv_cache_block_offsets"], config.tokens_per_block)
+        taken = _dress_sparse(taken, prepared["kv_cache_block_offsets"], config)
         taken = _dress_slots(_dress_counter(_dress_context(taken, config.traits)), step, slots)
         steps.append(_dress_step(step, taken, prepared, blocks, config.traits))
     classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
@@ -70,8 +70,9 @@ def _release(pages: Pages, step: Step, plans: list[RowPlan], tables: list[list[i
             pages.shrink(table, held[plan.request])
 
 
-def _dress_sparse(taken: StepTrace, tables: list[list[int]], size: int) -> StepTrace:
+def _dress_sparse(taken: StepTrace, tables: list[list[int]], config: Config) -> StepTrace:
     """Adds the pages and slots that a sparse backend names wherever the oracle says which tokens they belong to."""
+    size, columns = config.tokens_per_block, 1 + config.max_draft_len
     prepared = taken.find("prepared")
     if prepared is None or "slot_owners" not in prepared:
         return taken
@@ -85,6 +86,9 @@ def _dress_sparse(taken: StepTrace, tables: list[list[int]], size: int) -> StepT
                 "block_table": used,
                 "indexer_k_cache_block_offsets": used,
             }
+            if substep.name in ("prepared", "entered"):
+                rows = used[substep["num_contexts"] :]
+                physical["block_table_expanded"] = [pages for pages in rows for _ in range(columns)]
             substep = replace(substep, fields={**substep.fields, **physical})
         substeps.append(substep)
     return replace(taken, substeps=tuple(substeps))
@@ -151,6 +155,8 @@ def _dress_step(
         fields = dict(substep.fields)
         name = substep.name
         if "_seq_lens" in fields:
+            if name == "entered" and graph:
+                fields["shared_with_eager"] = ["device", "kv_cache_manager"]
             fields["identity"] = {**objects, **{f: f"clone of {f}" for f in fields["_saved_tensors"]}}
         if name == "prepared":
             fields |= prepared

@@ -37,7 +37,7 @@ from engines.portable import PortableEngine
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
 JUDGED = [forced(EAGLE), *(guided(worker) for worker in (EAGLE, PARD, MTP)), relaxed(EAGLE), relaxed(MTP)]
-CASES = [*DENSE, *JUDGED, *(sparse(scenario) for scenario in DENSE[:2])]
+CASES = [*DENSE, *JUDGED, *(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
 ENGINE = PortableEngine()
 
 

@@ -319,6 +319,41 @@ def sparse_batch(worker: str) -> Scenario:
     )
 
 
+def long_joins_short(worker: str) -> Scenario:
+    """A prompt with more tokens than are selected joins a request with fewer, on a sparse backend."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 4, K),)),
+        Step(draft_len=K, contexts=(_fills(worker, 1, 14, K),), generations=(Generation(request=0, agree=K),)),
+        prompts=(4, 14),
+        attention_backend="DSA",
+        index_topk=12,
+    )
+
+
+def sparse_chunks(worker: str) -> Scenario:
+    """A prompt in two chunks on a sparse backend."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 4),)),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 3),)),
+        prompts=(7,),
+        **SPARSE,
+    )
+
+
+def sparse_growth(worker: str) -> Scenario:
+    """Requests on a sparse backend, of which the first is alone at first and then behind the second."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5), _fills(worker, 1, 6))),
+        Step(draft_len=K, generations=(Generation(request=0),)),
+        Step(draft_len=K, generations=(Generation(request=1), Generation(request=0))),
+        prompts=(5, 6),
+        **SPARSE,
+    )
+
+
 def sparse_rejections(worker: str) -> Scenario:
     """A request on a sparse backend whose drafts do not agree; then drafts that should."""
     return _scenario(
@@ -327,7 +362,8 @@ def sparse_rejections(worker: str) -> Scenario:
         Step(draft_len=K, generations=(Generation(request=0, agree=K),)),
         Step(draft_len=K, generations=(Generation(request=0),)),
         prompts=(5,),
-        **SPARSE,
+        attention_backend="DSA",
+        index_topk=8,
     )
 
 
@@ -377,6 +413,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-06/request-types": prompt,
     "TRT-09": replayed,
     "TRT-09/sparse": sparse_graph,
+    "TRT-09/saved": replayed,
     "TRT-10": slot_changes_hands,
     "TRT-12": sparse_batch,
     "TRT-13": sparse_beyond_the_table,
@@ -414,6 +451,13 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-50/offset-stride": wide_trees,
     "TRT-63": sparse_batch,
     "TRT-63/skipped": sparse_batch,
+    "TRT-63/expanded": sparse_growth,
+    "TRT-12/scales": sparse_batch,
+    "TRT-16/expanded": sparse_rejections,
+    "TRT-16/dense": sparse_batch,
+    "TRT-17/windows": sparse_chunks,
+    "TRT-99": long_joins_short,
+    "TRT-06/chain-masks": sparse_batch,
     "TRT-70": no_drafts_between,
     "TRT-73": no_drafts_between,
     "TRT-75": two_graphs,

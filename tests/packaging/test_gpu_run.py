@@ -51,6 +51,23 @@ def test_one_test_that_ran_is_enough(tmp_path: Path) -> None:
     assert "nothing ran" not in output
 
 
+def test_a_test_that_ran_in_another_process_is_enough(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    # One process has nothing to run.
+    status, output = run(tmp_path, TORCH_WITH_GPU, PASSES, "-p", "xdist", "-n", "2")
+    assert (status, "1 passed" in output) == (0, True)
+    assert "nothing ran" not in output
+
+
+def test_a_test_of_another_folder_is_not(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    (tmp_path / "test_other.py").write_text(PASSES)
+    (folder := tmp_path / "gpu").mkdir()
+    status, output = run(folder, TORCH_WITH_GPU, SKIPPED, "-p", "xdist", "-n", "2", "--rootdir=..", "../test_other.py")
+    assert (status, "1 passed, 2 skipped" in output) == (2, True)
+    assert "gpu_tests: nothing ran: every test was skipped" in output
+
+
 def test_a_failure_stays_a_failure(tmp_path: Path) -> None:
     status, output = run(tmp_path, TORCH_WITH_GPU, "def test_d(): assert 0\n")
     assert status == 1

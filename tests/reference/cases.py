@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from reference import trace
-from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, StepTrace, Substep, check
+from scenarios import (
+    WORKERS,
+    Config,
+    Context,
+    Fault,
+    Generation,
+    Phase,
+    Request,
+    Scenario,
+    Step,
+    StepTrace,
+    Substep,
+    check,
+)
 from scenarios.trees import most_nodes
 
 EAGLE3, MTP_EAGLE, DRAFT_TARGET = LINEAR = [
@@ -45,6 +58,7 @@ def serve(
     draft_len: int = 3,
     max_draft_len: int | None = None,
     index_topk: int = 0,
+    fault: Fault | None = None,
     **sizes: int,
 ) -> StepTrace:
     """One eager step with contexts of these prompts and generations of these cached and accepted lengths."""
@@ -67,6 +81,7 @@ def serve(
         draft_len=draft_len,
         contexts=tuple(Context(request=i, chunk=n) for i, n in enumerate(contexts)),
         generations=tuple(Generation(request=i) for i in ids),
+        fault=fault,
     )
     return last_step(config, requests, *steps, served)
 

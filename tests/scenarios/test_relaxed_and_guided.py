@@ -66,7 +66,7 @@ ONE = Step(draft_len=3, contexts=(Context(request=1, chunk=4),))
         (story(replace(RELAXED, force_num_accepted_tokens=1.0)), "config.force_num_accepted_tokens: is not combined"),
         (story(replace(RELAXED, guided_decoding=True)), "use_relaxed_acceptance_for_thinking: is not combined"),
         (story(STRICT, (ONE,)), "requests\\[0\\].thinking: is for config.use_relaxed"),
-        (story(STRICT, STEPS, False), "contexts\\[0\\].near: 1 is outside 0..0; leave it out"),
+        (story(STRICT, STEPS, False), "contexts\\[0\\].near: 1 is not 0; leave it out"),
         (
             story(RELAXED, (replace(ONE, contexts=(Context(request=1, chunk=4, agree=2, near=2),)),)),
             "near: 2 is outside 0..1; write how many",

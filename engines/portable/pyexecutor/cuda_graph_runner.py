@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engines.portable.graphs import Graph, capture
+from engines.portable.memory_buffer_utils import Buffers
 
 GraphKey = tuple[int, int]
 """Batch size, and draft tokens of each generation."""
@@ -39,6 +40,7 @@ class CUDAGraphRunner:
         self.device = device
         self.graphs: dict[GraphKey, CapturedGraph] = {}
         self.memory_pool: Any = None
+        self.cuda_graph_buffers = Buffers(device)
         self._static_inputs = {
             "input_ids": torch.zeros(max_num_tokens, dtype=torch.int32, device=device),
             "position_ids": torch.zeros(1, max_num_tokens, dtype=torch.int32, device=device),
@@ -49,7 +51,9 @@ class CUDAGraphRunner:
         if key not in self.graphs:
             batch_size, draft_len = key
             self.graphs[key] = CapturedGraph(
-                attn_metadata.create_cuda_graph_metadata(batch_size, max_draft_tokens=draft_len),
+                attn_metadata.create_cuda_graph_metadata(
+                    batch_size, max_draft_tokens=draft_len, buffers=self.cuda_graph_buffers
+                ),
                 spec_metadata.create_cuda_graph_metadata(batch_size),
             )
         captured = self.graphs[key]

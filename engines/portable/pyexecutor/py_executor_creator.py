@@ -8,6 +8,7 @@ import torch
 
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
+from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
@@ -99,7 +100,11 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_num_tokens=config.max_num_tokens,
         device=device,
         attn_metadata_class=(
-            partial(DSAtrtllmAttentionMetadata, max_draft_tokens=config.max_draft_len)
+            partial(
+                DSAtrtllmAttentionMetadata,
+                max_draft_tokens=config.max_draft_len,
+                sparse_metadata_params=DSAMetadataParams(index_topk=config.index_topk),
+            )
             if sparse
             else TrtllmAttentionMetadata
         ),

@@ -16,7 +16,8 @@ class KVCacheManager:
 
     Target and draft layers share the pages, as upstream's one-model engines do without a separate draft cache.
 
-    kv_cache_pools  int64 [num_layers, num_blocks, tokens_per_block], device
+    kv_cache_pools           int64 [num_layers, num_blocks, tokens_per_block], device
+    kv_reserve_draft_tokens  drafts that a generation is granted room for at least, whatever the step's draft length
     """
 
     def __init__(
@@ -29,7 +30,9 @@ class KVCacheManager:
         max_total_draft_tokens: int,
         num_extra_kv_tokens: int,
         device: torch.device,
+        kv_reserve_draft_tokens: int = 0,
     ) -> None:
+        self.kv_reserve_draft_tokens = kv_reserve_draft_tokens
         self.tokens_per_block = tokens_per_block
         self.max_seq_len = max_seq_len
         # A request at its longest is granted one more set of draft slots (PR #12306).
@@ -78,13 +81,16 @@ class KVCacheManager:
                 drafts = len(request.py_draft_tokens)
                 self._add_tokens(request, request.py_prompt_len + self.num_extra_kv_tokens + drafts)
         for request in scheduled_batch.generation_requests:
-            self._add_tokens(request, 1 + len(request.py_draft_tokens))
+            self._add_tokens(request, 1 + max(len(request.py_draft_tokens), self.kv_reserve_draft_tokens))
 
     def update_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Take back what each generation of the step did not use."""
         for request in scheduled_batch.generation_requests:
             if request.py_rewind_len > 0:
                 self.rewind_kv_cache(request, request.py_rewind_len)
+            reserved = self.kv_reserve_draft_tokens - request.py_rewind_len - request.py_num_accepted_draft_tokens
+            if reserved > 0:
+                self.rewind_kv_cache(request, reserved)
 
     def rewind_kv_cache(self, request: LlmRequest, rewind_len: int) -> None:
         """Take the last ``rewind_len`` tokens back, and the pages that are then not needed."""
@@ -104,11 +110,23 @@ class KVCacheManager:
 
         K and V of a token lie in the same page here. Columns after a request's pages are 0, a valid page.
         """
+        table = self.get_block_ids_per_seq(request_ids)
+        dst[:, : len(table)].copy_(table.unsqueeze(1), non_blocking=True)
+
+    def get_block_ids_per_seq(self, request_ids: Sequence[int]) -> torch.Tensor:
+        """Pages of each request, in order: int32 [n, max_blocks_per_seq], host. Columns after them are 0."""
         columns = self.max_blocks_per_seq
         padding = [0] * columns
-        rows = [(self.get_block_ids(request_id) + padding)[:columns] for request_id in request_ids]
-        table = host_tensor([page for row in rows for page in row], self.device).view(len(rows), 1, columns)
-        dst[:, : len(rows)].copy_(table, non_blocking=True)
+        pages = [page for request_id in request_ids for page in (self.get_block_ids(request_id) + padding)[:columns]]
+        return host_tensor(pages, self.device).view(len(request_ids), columns)
+
+    def get_batch_cache_indices(
+        self, request_ids: Sequence[int], num_blocks_per_seq: Sequence[int] | None = None
+    ) -> list[list[int]]:
+        """Pages of each request, in order; of each so many as ``num_blocks_per_seq`` says, if it is given."""
+        pages = [self.get_block_ids(request_id) for request_id in request_ids]
+        counts = [len(owned) for owned in pages] if num_blocks_per_seq is None else num_blocks_per_seq
+        return [owned[:count] for owned, count in zip(pages, counts)]
 
     def _add_tokens(self, request: LlmRequest, num_tokens: int) -> None:
         request_id = request.py_request_id

@@ -189,7 +189,9 @@ class MTPWorker(RelaxedAcceptanceWorker):
         attn_metadata._seq_lens_cuda[num_contexts:batch_size].sub_(1)
         attn_metadata.on_update()
         rejected = spec_metadata.runtime_draft_len + 1 - num_accepted_tokens[num_contexts:]
-        attn_metadata.kv_lens_cuda[num_contexts:batch_size].sub_(rejected)
+        # A row feeds its last K positions, even where there are none so far back.
+        kv_lens = attn_metadata.kv_lens_cuda[num_contexts:batch_size]
+        kv_lens.sub_(rejected).clamp_(min=spec_metadata.runtime_draft_len)
         attn_metadata.on_update_kv_lens()
 
     def _shift_inputs(

@@ -180,7 +180,7 @@ class Batch:
             self.worker._ctx_len[: len(gens)] = torch.tensor(pasts, dtype=torch.int64)
         self.spec: Any = get_spec_metadata(setting, self.slots)
         if graph:
-            self.attn = self.attn.create_cuda_graph_metadata(len(gens), width - 1)
+            self.attn = self.attn.create_cuda_graph_metadata(len(gens), max_draft_tokens=width - 1)
             self.spec = self.spec.create_cuda_graph_metadata(len(gens))
         self.draft_model.attn = self.attn
         self._lens = [*prompts, *[width] * len(gens)]

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from engines.portable.attention.backends.interface import KVCacheParams
-from engines.portable.attention.backends.trtllm import linear_packed_mask
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
@@ -143,12 +142,6 @@ def test_graph_metadata_is_written_in_place(attn: Any) -> None:
     eager = attn.seq_lens_cuda
     attn.seq_lens = ints([5, 5, 5])
     assert attn.seq_lens_cuda is not eager
-
-
-def test_linear_packed_mask() -> None:
-    assert linear_packed_mask(4).tolist() == [[1], [3], [7], [15]]
-    assert linear_packed_mask(32)[31].tolist() == [-1]
-    assert linear_packed_mask(33)[31:].tolist() == [[-1, 0], [0, 1]]
 
 
 def test_spec_dec_tables_have_the_width_of_the_step(attn: Any) -> None:

@@ -53,6 +53,8 @@ def check_failed(worker: str, failed: StepTrace) -> None:
         assert last["ctx_len"] == entered["ctx_len"]
 
 
+INHERITED = ("MTPEagleWorker", "DraftTargetOneModelWorker", "DSparkWorker")
+"""Workers whose steps run the code of another one in the list, but for a call: a sample of torch's has to do."""
 LENGTHS = [2 if worker == WORKERS[0] or TRAITS[worker].fixed_draft_len else 1 for worker in WORKERS]
 
 
@@ -74,6 +76,8 @@ def test_wherever_a_call_fails_the_next_step_does_not_notice(worker: str, draft_
     if worker in TREES:
         # Their loop of small tensors makes so many calls that a sample of all of them has to do.
         faults = faults[::6]
+    elif worker in INHERITED:
+        faults = [f for number, f in enumerate(faults) if number % 3 == 0 or not f.site.startswith("torch.")]
     session = ENGINE.open(case.config)
     clean = seen(session.step(step))
     for number, fault in enumerate(faults):

@@ -16,6 +16,7 @@ from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMetadata
 from scenarios import Step
 from scenarios.tracer import PRIME, entry, prompt_token, term
+from tests import worked_examples as examples
 from tests.engines.portable.scripts import context, generations, go, greedy, scenario, updated
 from tests.engines.portable.support import CPU, Batch, state
 
@@ -172,3 +173,21 @@ def test_a_request_without_a_slot_is_not_run() -> None:
     metadata.request_ids = [5]
     with pytest.raises(KeyError):
         metadata.prepare()
+
+
+@pytest.mark.parametrize("case", examples.MTP[-2:])
+def test_rows_that_reach_back_before_the_first_position(monkeypatch: pytest.MonkeyPatch, case: Any) -> None:
+    prompts, past, accepted, k, _, kv0, after, seq_lens, positions = case
+    batch = prepared(monkeypatch, k, prompts=prompts, pasts=past, accepted=accepted)
+    assert state(batch.attn)["kv"] == kv0
+    batch.forward()
+    for call in batch.arguments["draft_model"].calls:
+        assert (call["kv"], call["seq_lens"], call["position_ids"]) == (after, seq_lens, positions)
+    assert state(batch.attn)["kv"] == after
+
+
+def test_a_second_forward_on_one_preparation_goes_on_where_the_first_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = prepared(monkeypatch, examples.DRAFT_LEN)
+    batch.forward()
+    batch.forward()
+    assert state(batch.attn)["kv"] == examples.MTP_WITHOUT_PREPARING

@@ -25,8 +25,8 @@ from tests.engines.portable.scripts import (
 from tests.engines.portable.support import BLOCK, CHUNKED, LINEAR, WORKERS
 
 
-@pytest.mark.parametrize("replay", [False, True])
-@pytest.mark.parametrize("draft_len", [1, 3])
+# What a replay at the larger draft length does, an eager step does: see below.
+@pytest.mark.parametrize(("draft_len", "replay"), [(1, True), (3, False)])
 @pytest.mark.parametrize("worker", WORKERS)
 def test_an_oracle_drafter_is_believed_in_every_layout(worker: str, draft_len: int, replay: bool) -> None:
     trace = go(mixed(worker, draft_len, replay=replay))

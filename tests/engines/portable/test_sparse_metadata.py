@@ -14,6 +14,7 @@ from engines.portable.attention.backends.sparse.dsa.indexer import slots_of, tra
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from scenarios.tracer import EMPTY
+from tests.engines.portable.metadata import collapse, written
 from tests.engines.portable.support import CPU, ints
 
 MAPS = ("req_idx_per_token", "slot_mapping_fp8", "slot_mapping_scale")
@@ -51,27 +52,9 @@ def prepared(query: list[int], cached: list[int], contexts: int, **options: Any)
     return attn
 
 
-def collapse(attn: Any, kv_lens: list[int]) -> None:
-    """What a draft loop does after its first forward."""
-    attn.prepare_for_spec_dec("_seq_lens", "_seq_lens_cuda")
-    attn._seq_lens.fill_(1)
-    attn._seq_lens_cuda.fill_(1)
-    attn.num_contexts = 0
-    attn.kv_lens_cuda[: len(kv_lens)].copy_(ints(kv_lens))
-    attn.update_for_spec_dec()
-
-
 def content(attn: Any, names: tuple[str, ...]) -> list[list[int]]:
     """The part of each map that is in use."""
     return [getattr(attn, name)[: attn.num_tokens].tolist() for name in names]
-
-
-def written(attn: Any) -> list[tuple[int, int]]:
-    """(request, position) of the key that each token writes."""
-    cache, size = attn.kv_cache_manager, attn.kv_cache_manager.tokens_per_block
-    owners = {p: (i, j) for i in attn.request_ids for j, p in enumerate(cache.get_block_ids(i))}
-    slots = cache.get_indexer_slots(attn.slot_mapping_fp8[: attn.num_tokens]).tolist()
-    return [(owners[s // size][0], owners[s // size][1] * size + s % size) for s in slots]
 
 
 def test_slots_name_bytes_of_data_and_of_scales() -> None:

@@ -77,6 +77,21 @@ def varying(worker: str) -> Scenario:
     )
 
 
+def replayed(worker: str) -> Scenario:
+    """Two requests none of whose first drafts are right, and all of those that a replay makes."""
+    dummies = tuple(Generation(request=None, past=past) for past in (10, 20))
+    return Scenario(
+        config=config(worker),
+        requests=_requests(5, 3),
+        steps=(
+            Step(draft_len=KMAX, phase=Phase.CAPTURE, generations=dummies),
+            Step(draft_len=KMAX, contexts=(Context(request=0, chunk=5), Context(request=1, chunk=3))),
+            Step(draft_len=KMAX, phase=Phase.REPLAY, generations=(_row(0, KMAX), _row(1, KMAX))),
+            Step(draft_len=KMAX, generations=(_row(0, 0), _row(1, 0))),
+        ),
+    )
+
+
 def lives(worker: str) -> list[Scenario]:
     """Those of the three above that the worker can live."""
     traits = WORKERS[worker]

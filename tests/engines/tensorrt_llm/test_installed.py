@@ -10,8 +10,9 @@ import torch
 from engines import run
 from engines.tensorrt_llm import TensorrtLlmEngine
 from engines.tensorrt_llm.loader import Upstream
-from engines.tensorrt_llm.source import DRIVEN, find
+from engines.tensorrt_llm.source import find
 from engines.tensorrt_llm.stand_ins import ROOTS
+from engines.upstream import DRIVEN
 from tests.engines.tensorrt_llm.cases import life
 from tests.fixtures.tensorrt_llm_tree import build, install
 

@@ -13,7 +13,8 @@ from engines.portable._utils import is_current_stream_capturing
 from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.graphs import CpuGraph
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
-from engines.tensorrt_llm.source import DRIVEN, open_source
+from engines.tensorrt_llm.source import open_source
+from engines.upstream import DRIVEN
 from scenarios import UsageError
 from tests.fixtures.tensorrt_llm_tree import ERAS, LAYOUTS
 

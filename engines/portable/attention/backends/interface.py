@@ -7,7 +7,7 @@ always contexts, then generations.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from engines.portable._utils import default_device, maybe_pin_memory
 
 if TYPE_CHECKING:
+    from engines.portable.memory_buffer_utils import Buffers
     from engines.portable.pyexecutor.resource_manager import KVCacheManager
 
 
@@ -47,14 +48,31 @@ class KVCacheParams:
     num_extra_kv_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class AttentionRuntimeFeatures:
+    """How prompts are computed, as far as attention sees it.
+
+    chunk_size                             cached tokens of a context that one loop of context MLA takes
+    chunked_prefill_buffer_batch_size      so many contexts share a loop
+    """
+
+    chunked_prefill: bool = False
+    cache_reuse: bool = False
+    has_speculative_draft_tokens: bool = False
+    chunk_size: int = 0
+    chunked_prefill_buffer_batch_size: int = 4
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class AttentionMetadata:
     """Lengths and counts of the batch, with the save/restore that draft loops rely on.
 
     ``seq_lens`` (int32 [n], host), ``seq_lens_cuda`` (int32 [n], device), ``num_contexts``, ``num_generations``,
     ``num_ctx_tokens`` and ``num_tokens`` are properties; assigning the first or the third updates the others, also
-    in the constructor. There is no cross attention: ``seq_lens_kv`` is None. Without a ``kv_cache_manager`` there are
-    no pages to describe, and ``prepare`` of the backends cannot be called.
+    in the constructor. Without a ``kv_cache_manager`` there are no pages to describe.
+
+    Cross attention has metadata of its own, ``cross``, whose queries are the decoder's and whose ``seq_lens_kv``
+    (int32 [n], host) are the encoder's tokens; everywhere else ``seq_lens_kv`` is ``seq_lens``, the same object.
     """
 
     max_num_requests: int
@@ -66,10 +84,13 @@ class AttentionMetadata:
     prompt_lens: list[int] | None = None
     all_rank_num_tokens: list[int] | None = None
     is_cuda_graph: bool = False
-    seq_lens_kv: None = None
+    cross: AttentionMetadata | None = None
+    cuda_graph_buffers: Buffers | None = None
     use_spec_decoding: bool = field(default=False, init=False)
     _seq_lens: torch.Tensor | None = field(default=None, init=False)
     _seq_lens_cuda: torch.Tensor | None = field(default=None, init=False)
+    _seq_lens_kv: torch.Tensor | None = field(default=None, init=False)
+    _seq_lens_kv_cuda: torch.Tensor | None = field(default=None, init=False)
     _num_contexts: int = field(default=0, init=False)
     _num_generations: int = field(default=0, init=False)
     _num_ctx_tokens: int = field(default=0, init=False)
@@ -77,17 +98,31 @@ class AttentionMetadata:
     _saved_tensors: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Allocate the buffers; called again on the copy that belongs to a graph."""
+        """Allocate the buffers; called again on the copy that belongs to a graph.
+
+        Raises ``AssertionError`` when ``cross`` is neither of the same class nor, for cross attention, this object.
+        """
+        if self._seq_lens_kv is not None:
+            assert self.cross in (None, self), "cross: metadata of cross attention has no other for it"
+            self.cross = self
+        else:
+            same = self.cross is None or type(self.cross) is type(self)
+            assert same, f"cross: a {type(self.cross).__name__} beside a {type(self).__name__}"
+
+    def get_empty(self, shape: Sequence[int], dtype: torch.dtype, cache_name: str) -> torch.Tensor:
+        """A device buffer: new and zeroed, or for a graph that has a pool whatever the pool keeps under this name."""
+        if self.cuda_graph_buffers is None:
+            return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
+        return self.cuda_graph_buffers.get_buffer(shape, dtype, cache_name, self.is_cuda_graph)
 
     def on_update(self) -> None:
-        """Recompute the counters from ``_seq_lens`` and ``num_contexts``; host work only."""
-        if self._seq_lens is None:
-            return
-        lens = self._seq_lens.tolist()
-        if 0 <= self._num_contexts <= len(lens):
-            self._num_ctx_tokens = sum(lens[: self._num_contexts])
-            self._num_generations = len(lens) - self._num_contexts
-        self._num_tokens = sum(lens)
+        """Recompute the counters from the lengths and ``num_contexts``; host work only."""
+        lens_kv = self._seq_lens if self._seq_lens_kv is None else self._seq_lens_kv
+        if self._seq_lens is not None and 0 <= self._num_contexts <= len(self._seq_lens):
+            self._num_ctx_tokens = sum(self._seq_lens[: self._num_contexts].tolist())
+            self._num_generations = len(self._seq_lens) - self._num_contexts
+        if lens_kv is not None:
+            self._num_tokens = sum(lens_kv.tolist())
 
     def _get_seq_lens(self) -> torch.Tensor:
         """Tokens that each row feeds: int32 [n], host."""
@@ -105,6 +140,9 @@ class AttentionMetadata:
             self._seq_lens_cuda.copy_(self._seq_lens, non_blocking=True)
         else:
             self._seq_lens_cuda = self._seq_lens.to(self.device, non_blocking=True, copy=True)
+        if self.has_cross_sub_metadata:
+            assert self.cross is not None
+            self.cross._seq_lens, self.cross._seq_lens_cuda = self._seq_lens, self._seq_lens_cuda
 
     seq_lens: torch.Tensor = argument_property(_get_seq_lens, _set_seq_lens, None)  # noqa: RUF009
 
@@ -113,6 +151,38 @@ class AttentionMetadata:
         """Tokens that each row feeds: int32 [n], device."""
         assert self._seq_lens_cuda is not None, "seq_lens_cuda is read before seq_lens is set"
         return self._seq_lens_cuda
+
+    def _get_seq_lens_kv(self) -> torch.Tensor:
+        """Tokens that each row adds to the cache: int32 [n], host; ``seq_lens`` itself but for cross attention."""
+        return self.seq_lens if self._seq_lens_kv is None else self._seq_lens_kv
+
+    def _set_seq_lens_kv(self, value: torch.Tensor | None) -> None:
+        if value is None:
+            return
+        self._seq_lens_kv = value
+        self.on_update()
+        self._seq_lens_kv = maybe_pin_memory(value, self.device)
+        if self.is_cuda_graph and self._seq_lens_kv_cuda is not None:
+            self._seq_lens_kv_cuda.copy_(self._seq_lens_kv, non_blocking=True)
+        else:
+            self._seq_lens_kv_cuda = self._seq_lens_kv.to(self.device, non_blocking=True, copy=True)
+
+    seq_lens_kv: torch.Tensor = argument_property(_get_seq_lens_kv, _set_seq_lens_kv, None)  # noqa: RUF009
+
+    @property
+    def seq_lens_kv_cuda(self) -> torch.Tensor:
+        """The same on the device."""
+        return self.seq_lens_cuda if self._seq_lens_kv_cuda is None else self._seq_lens_kv_cuda
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether keys and values are those of other tokens than the queries."""
+        return self._seq_lens is not None and self.seq_lens is not self.seq_lens_kv
+
+    @property
+    def has_cross_sub_metadata(self) -> bool:
+        """Whether there is metadata of cross attention beside this one."""
+        return self.cross is not None and self.cross is not self
 
     def _get_num_contexts(self) -> int:
         """Context rows, the first of the batch."""
@@ -152,6 +222,10 @@ class AttentionMetadata:
     def prepare(self) -> None:
         """Fill the buffers of the backend from the fields of the step."""
 
+    def prepare_encoder_only(self) -> None:
+        """The same for an encoder, which has no cache."""
+        self.prepare()
+
     def on_update_kv_lens(self) -> None:
         """Told when the device's KV lengths were written outside ``prepare``."""
 
@@ -187,20 +261,76 @@ class AttentionMetadata:
         """Whether ``prepare_for_spec_dec`` waits for its ``restore_from_spec_dec``."""
         return bool(self._saved_tensors)
 
-    def create_cuda_graph_metadata(self, max_batch_size: int, max_draft_tokens: int = 0) -> AttentionMetadata:
+    def create_cross_metadata(
+        self, encoder_seq_lens: torch.Tensor, cross_kv_cache_manager: Any, encoder_num_cached: list[int] | None = None
+    ) -> AttentionMetadata:
+        """Metadata of cross attention beside this one, which shares queries and requests with it; also its ``cross``.
+
+        encoder_seq_lens    int32 [n], host: encoder tokens of the step, 0 for a row whose encoder has run
+        encoder_num_cached  encoder tokens cached before the step; None leaves what this object has
+        """
+        metadata = copy.copy(self)
+        metadata._saved_tensors = {}
+        metadata.cross = None
+        metadata.cuda_graph_buffers = None
+        self.cross = metadata
+        metadata._seq_lens_kv_cuda = None
+        self.update_cross_metadata(encoder_seq_lens, cross_kv_cache_manager, encoder_num_cached)
+        metadata.__post_init__()
+        return metadata
+
+    def update_cross_metadata(
+        self, encoder_seq_lens: torch.Tensor, cross_kv_cache_manager: Any, encoder_num_cached: list[int] | None = None
+    ) -> None:
+        """Bring the metadata of cross attention up to date with a step; raises ``RuntimeError`` if there is none."""
+        if self.cross is None or self.cross is self:
+            raise RuntimeError("update_cross_metadata: there is no cross metadata; call create_cross_metadata first")
+        metadata = self.cross
+        metadata.kv_cache_manager = cross_kv_cache_manager
+        metadata._seq_lens, metadata._seq_lens_cuda = self._seq_lens, self._seq_lens_cuda
+        metadata.request_ids, metadata.prompt_lens = self.request_ids, self.prompt_lens
+        metadata._num_contexts = self._num_contexts
+        metadata.seq_lens_kv = encoder_seq_lens
+        if encoder_num_cached is not None:
+            use_cache = self.kv_cache_params.use_cache if self.kv_cache_params else cross_kv_cache_manager is not None
+            metadata.kv_cache_params = KVCacheParams(use_cache, encoder_num_cached)
+
+    def create_cuda_graph_metadata(
+        self,
+        max_batch_size: int,
+        sub_cross_metadata: bool = False,
+        max_draft_tokens: int = 0,
+        buffers: Buffers | None = None,
+        encode_only: bool = False,
+    ) -> Any:
         """The metadata of a graph of ``max_batch_size`` generations with ``max_draft_tokens`` draft slots each.
 
-        It has buffers of its own, which keep their addresses; its lengths are fixed. Graph metadata returns
-        itself.
+        It has buffers of its own, out of the pool ``buffers`` if there is one, which keep their addresses; its
+        lengths are fixed. Graph metadata returns itself.
+
+        sub_cross_metadata  it is that of cross attention, which has its queries from the one that it belongs to
+        encode_only         the graph of an encoder: contexts of one token, whose number stays as it is
         """
         if self.is_cuda_graph:
             return self
         metadata = copy.copy(self)
         metadata.is_cuda_graph = True
+        metadata.cuda_graph_buffers = buffers
         # Upstream's copy shares the dict, so a save that leaks from one object blocks all of them.
         metadata._saved_tensors = {}
-        metadata._seq_lens_cuda = None
-        metadata.seq_lens = torch.full((max_batch_size,), 1 + max_draft_tokens, dtype=torch.int32)
-        metadata.num_contexts = 0
+        if self.has_cross_sub_metadata:
+            assert self.cross is not None
+            metadata.cross = self.cross.create_cuda_graph_metadata(max_batch_size, True, max_draft_tokens, buffers)
+        elif self.cross is self:
+            metadata.cross = metadata
+        if not sub_cross_metadata:
+            tokens = 1 if encode_only else 1 + max_draft_tokens
+            metadata._seq_lens_cuda = None
+            metadata.seq_lens = torch.full((max_batch_size,), tokens, dtype=torch.int32)
+        if self._seq_lens_kv is not None:
+            metadata._seq_lens_kv_cuda = None
+            metadata.seq_lens_kv = torch.zeros(max_batch_size, dtype=torch.int32)
+        if not encode_only:
+            metadata.num_contexts = 0
         metadata.__post_init__()
         return metadata

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor, maybe_pin_memory
-from engines.portable.attention.backends.interface import AttentionMetadata
+from engines.portable.attention.backends.context_mla import ChunkPlan, plan_chunks
+from engines.portable.attention.backends.interface import AttentionMetadata, AttentionRuntimeFeatures, KVCacheParams
 from engines.tracer import Masks, Rows, Tracer, TreeTracer
 
 TARGET_LAYER: Final = 0
@@ -41,6 +42,13 @@ class TrtllmAttentionMetadata(AttentionMetadata):
     kv_cache_block_offsets  int32 [pools, rows, 2, max_blocks_per_seq], device: pages of each row, for K and for V
     mla_cu_q_rows, mla_cu_kv_seqlens  int32 [rows + 1], device: running totals of ``seq_lens_cuda`` and
         ``kv_lens_cuda``, rebuilt on demand once a hook has invalidated them (PR #12161)
+    kv_lens_cuda_runtime, prompt_lens_cuda_runtime, prompt_lens_cpu_runtime, host_request_types_runtime
+        views of the first n, made by ``prepare``; what is put in the place of ``kv_lens_cuda`` later they do not see
+    ctx_cached_token_indptr, ctx_uncached_token_indptr, ctx_kv_indptr  int64 [rows + 1], device: running totals over
+        the contexts of cached tokens, of the step's and of both, for an MLA that reads what is cached
+    kv_block_ids_per_seq, block_ids_per_seq  int32 [rows, pages], device: pages of each row, and of each generation,
+        0 elsewhere; with ``enable_flash_mla``
+    chunk_plan              host: loops of context MLA over cached tokens; None without chunked prefill
     spec_decoding_generation_lengths  int32 [rows], device: rows that each generation feeds
     spec_decoding_position_offsets, spec_decoding_packed_mask  int32 [rows, width], [rows, width, words], device:
         where those rows lie and what they see; views of tables that all steps share, never written
@@ -52,21 +60,35 @@ class TrtllmAttentionMetadata(AttentionMetadata):
 
     max_total_draft_tokens: int = 0
     spec_tree_width: int = 0
+    runtime_features: AttentionRuntimeFeatures = field(default_factory=AttentionRuntimeFeatures)
+    enable_flash_mla: bool = False
+    enable_context_mla_with_cached_kv: bool = False
+    sm_version: int = 90
     is_spec_decoding_enabled: bool = field(default=False, init=False)
+    force_prepare_spec_dec_tree_mask: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         rows = self.max_num_requests
         pages = getattr(self.kv_cache_manager, "max_blocks_per_seq", 0)
-        self.kv_lens_cuda = self._device_buffer(rows)
-        self.prompt_lens_cuda = self._device_buffer(rows)
+        self.kv_lens_cuda = self._buffer("kv_lens_cuda", rows)
+        self.prompt_lens_cuda = self._buffer("prompt_lens_cuda", rows)
         self.kv_lens = self._host_buffer(rows)
         self.prompt_lens_cpu = self._host_buffer(rows)
         self.host_request_types = self._host_buffer(rows)
         self.host_total_kv_lens = torch.zeros(2, dtype=torch.int32)
         self.kv_lens_runtime = self.kv_lens[:0]
-        self.kv_cache_block_offsets = self._device_buffer(1, rows, 2, pages)
-        self.mla_cu_q_rows = self._device_buffer(rows + 1)
-        self.mla_cu_kv_seqlens = self._device_buffer(rows + 1)
+        self.num_ctx_cached_tokens = self.max_ctx_cached_token_len = self.max_ctx_kv_len = self.max_ctx_seq_len = 0
+        self.chunk_plan: ChunkPlan | None = None
+        self.kv_cache_block_offsets = self._buffer("kv_cache_block_offsets", 1, rows, 2, pages)
+        self.mla_cu_q_rows = self._buffer("mla_cu_q_rows", rows + 1)
+        self.mla_cu_kv_seqlens = self._buffer("mla_cu_kv_seqlens", rows + 1)
+        self.ctx_cached_token_indptr = self._buffer("ctx_cached_token_indptr", rows + 1, dtype=torch.int64)
+        self.ctx_uncached_token_indptr = self._buffer("ctx_uncached_token_indptr", rows + 1, dtype=torch.int64)
+        self.ctx_kv_indptr = self._buffer("ctx_kv_indptr", rows + 1, dtype=torch.int64)
+        if self.enable_flash_mla:
+            self.kv_block_ids_per_seq = self._buffer("kv_block_ids_per_seq", rows, pages)
+            self.block_ids_per_seq = self._buffer("block_ids_per_seq", rows, pages)
         self._mla_scheduler_buffers_valid = False
         if not self.is_cuda_graph:
             if self.is_spec_dec_dynamic_tree:
@@ -81,20 +103,20 @@ class TrtllmAttentionMetadata(AttentionMetadata):
 
     def _create_spec_decoding_buffers(self, rows: int, width: int) -> None:
         """For trees; the copies that belong to graphs share them."""
-        self.spec_decoding_generation_lengths = self._device_buffer(rows)
-        self.spec_decoding_position_offsets = self._device_buffer(rows * width)
-        self.spec_decoding_packed_mask = self._device_buffer(rows, width, -(-width // 32))
+        self.spec_decoding_generation_lengths = self._buffer("spec_decoding_generation_lengths", rows)
+        self.spec_decoding_position_offsets = self._buffer("spec_decoding_position_offsets", rows * width)
+        self.spec_decoding_packed_mask = self._buffer("spec_decoding_packed_mask", rows, width, -(-width // 32))
 
     def _create_spec_decoding_tables(self, rows: int, widest: int) -> None:
         """For the object of eager steps; the copies that belong to graphs share its tables."""
         self._linear_offsets = torch.arange(widest, dtype=torch.int32, device=self.device).expand(rows, -1)
         self._linear_mask = linear_packed_mask(widest).to(self.device).expand(rows, -1, -1)
-        self.spec_decoding_generation_lengths = self._device_buffer(rows)
+        self.spec_decoding_generation_lengths = self._buffer("spec_decoding_generation_lengths", rows)
         self.spec_decoding_position_offsets = self._linear_offsets[:, :0]
         self.spec_decoding_packed_mask = self._linear_mask[:, :0]
 
-    def _device_buffer(self, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=self.device)
+    def _buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return self.get_empty(shape, dtype, name)
 
     def _host_buffer(self, *shape: int) -> torch.Tensor:
         return maybe_pin_memory(torch.zeros(shape, dtype=torch.int32), self.device)
@@ -105,28 +127,106 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         Raises ``AssertionError`` when a KV length, extra tokens included, exceeds the manager's ``max_seq_len``.
         """
         super().prepare()
+        if self.kv_cache_manager is None:
+            self.kv_cache_params, self.prompt_lens = KVCacheParams(use_cache=False), self.context_lens.tolist()
         assert self.prompt_lens is not None, "prepare: prompt_lens is not set"
-        assert self.request_ids is not None, "prepare: request_ids is not set"
         assert self.kv_cache_params is not None, "prepare: kv_cache_params is not set"
-        n, contexts = self.num_seqs, self.num_contexts
         prompt_lens = host_tensor(self.prompt_lens, self.device)
-        self.prompt_lens_cpu[:n].copy_(prompt_lens)
-        self.prompt_lens_cuda[:n].copy_(prompt_lens, non_blocking=True)
+        self.prompt_lens_cpu[: len(prompt_lens)].copy_(prompt_lens)
+        self.prompt_lens_cuda[: len(prompt_lens)].copy_(prompt_lens, non_blocking=True)
+        self._prepare_kv_lens(self.kv_cache_params)
+        if self.kv_cache_manager is not None:
+            self._prepare_tables(self.kv_cache_params.num_extra_kv_tokens)
+        self._bind_runtime_views()
+        self._mla_scheduler_buffers_valid = False
 
-        cached = torch.tensor(self.kv_cache_params.num_cached_tokens_per_seq, dtype=torch.int32)
-        kv = maybe_pin_memory(cached + self.seq_lens, self.device)
-        self.kv_lens[:n].copy_(kv + self.kv_cache_params.num_extra_kv_tokens)
+    def _prepare_kv_lens(self, params: KVCacheParams) -> None:
+        """Lengths are what is cached and what the step adds; without a cache the latter alone."""
+        n, contexts = self.num_seqs, self.num_contexts
+        kv = self.seq_lens_kv
+        if params.use_cache:
+            kv = maybe_pin_memory(torch.tensor(params.num_cached_tokens_per_seq, dtype=torch.int32) + kv, self.device)
+        self.kv_lens[:n].copy_(kv + params.num_extra_kv_tokens)
         self.kv_lens_cuda[:n].copy_(kv, non_blocking=True)
         self.kv_lens_runtime = kv
         lens = kv.tolist()
         self.host_total_kv_lens.copy_(torch.tensor([sum(lens[:contexts]), sum(lens[contexts:])], dtype=torch.int32))
         self.host_request_types[:contexts].fill_(0)
         self.host_request_types[contexts:n].fill_(1)
+        if self.enable_context_mla_with_cached_kv:
+            self.prepare_context_mla_with_cached_kv()
 
+    def _prepare_tables(self, num_extra_kv_tokens: int) -> None:
+        assert self.request_ids is not None, "prepare: request_ids is not set"
+        if self.enable_flash_mla:
+            self.prepare_flash_mla()
         self.kv_cache_manager.copy_batch_block_offsets(self.kv_cache_block_offsets, self.request_ids)
-        longest, limit = max(lens) + self.kv_cache_params.num_extra_kv_tokens, self.kv_cache_manager.max_seq_len
+        longest, limit = int(self.kv_lens_runtime.max()) + num_extra_kv_tokens, self.kv_cache_manager.max_seq_len
         assert longest <= limit, f"prepare: a KV length of {longest}, extra tokens included, exceeds {limit}"
-        self._mla_scheduler_buffers_valid = False
+
+    def _bind_runtime_views(self) -> None:
+        n = self.num_seqs
+        self.kv_lens_cuda_runtime = self.kv_lens_cuda[:n]
+        self.prompt_lens_cuda_runtime = self.prompt_lens_cuda[:n]
+        self.prompt_lens_cpu_runtime = self.prompt_lens_cpu[:n]
+        self.host_request_types_runtime = self.host_request_types[:n]
+
+    def prepare_context_indptr(self) -> None:
+        """Running totals over the contexts: of cached tokens, of the step's tokens and of both."""
+        assert self.kv_cache_params is not None, "prepare: kv_cache_params is not set"
+        contexts = self.num_contexts
+        cached = torch.tensor(self.kv_cache_params.num_cached_tokens_per_seq[:contexts], dtype=torch.int64)
+        new = self.seq_lens_kv[:contexts].long()
+        totals = {"ctx_cached_token_indptr": cached, "ctx_uncached_token_indptr": new, "ctx_kv_indptr": cached + new}
+        for name, lens in totals.items():
+            values = maybe_pin_memory(lens.cumsum(0), self.device)
+            getattr(self, name)[1 : contexts + 1].copy_(values, non_blocking=True)
+
+    def prepare_context_mla_with_cached_kv(self) -> None:
+        """Tell an MLA that reads what is cached of the contexts how much of it there is, and in which loops to."""
+        assert self.kv_cache_params is not None, "prepare: kv_cache_params is not set"
+        contexts, features = self.num_contexts, self.runtime_features
+        cached = self.kv_cache_params.num_cached_tokens_per_seq[:contexts]
+        self.num_ctx_cached_tokens = sum(cached)
+        self.max_ctx_cached_token_len = max(cached, default=0)
+        self.max_ctx_kv_len = max(self.kv_lens_runtime[:contexts].tolist(), default=0)
+        self.max_ctx_seq_len = max(self.context_lens.tolist(), default=0)
+        self.prepare_context_indptr()
+        total = features.chunk_size * features.chunked_prefill_buffer_batch_size
+        self.chunk_plan = plan_chunks(cached, total) if features.chunked_prefill and contexts else None
+
+    def prepare_flash_mla(self) -> None:
+        """Write the pages of each row, and once more those of the generations from row 0 on."""
+        assert self.request_ids is not None, "prepare: request_ids is not set"
+        ids = self.kv_cache_manager.get_block_ids_per_seq(self.request_ids)
+        for buffer, rows in ((self.kv_block_ids_per_seq, ids), (self.block_ids_per_seq, ids[self.num_contexts :])):
+            buffer.zero_()
+            buffer[: len(rows), : ids.shape[1]].copy_(rows, non_blocking=True)
+
+    def prepare_encoder_only(self) -> None:
+        """Fill what an encoder's layers read: lengths alone, contexts only. Outside graphs nothing is copied."""
+        self.kv_cache_params = KVCacheParams(use_cache=False)
+        self.host_total_kv_lens[0] = self.num_tokens
+        self.host_request_types[: self.num_seqs].fill_(0)
+        if not self.is_cuda_graph:
+            self.kv_lens_runtime = self.prompt_lens_cpu_runtime = self.seq_lens
+            self.kv_lens_cuda_runtime = self.prompt_lens_cuda_runtime = self.seq_lens_cuda
+            self.host_request_types_runtime = self.host_request_types[: self.num_seqs]
+
+    def bind_encoder_cuda_graph_seq_lens(self, seq_lens: Tensor, seq_lens_cuda: Tensor) -> None:
+        """Let a graph of an encoder read lengths that its owner writes: int32 [n], host and device."""
+        self._seq_lens, self._seq_lens_cuda = seq_lens, seq_lens_cuda
+        self._num_contexts, self._num_generations = len(seq_lens), 0
+        self.kv_lens_runtime = self.prompt_lens_cpu_runtime = seq_lens
+        self.kv_lens_cuda_runtime = self.prompt_lens_cuda_runtime = seq_lens_cuda
+        self.host_request_types_runtime = self.host_request_types[: len(seq_lens)]
+
+    def prepare_encoder_cuda_graph_replay(self, seq_lens: Tensor, padded_num_tokens: int) -> None:
+        """Write the lengths of a batch, int32 [n], in place, and count its tokens as the graph has them."""
+        self.seq_lens.copy_(seq_lens)
+        self.seq_lens_cuda.copy_(self.seq_lens, non_blocking=True)
+        self._num_tokens = self._num_ctx_tokens = padded_num_tokens
+        self.host_total_kv_lens[0] = padded_num_tokens
 
     def on_update_kv_lens(self) -> None:
         """Forget what was derived from ``kv_lens_cuda``."""
@@ -148,26 +248,52 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         return self.mla_cu_q_rows[: n + 1], self.mla_cu_kv_seqlens[: n + 1]
 
     def update_spec_dec_param(
-        self, is_spec_decoding_enabled: bool, spec_metadata: Any, batch_size: int = 0, num_contexts: int = 0
+        self,
+        is_spec_decoding_enabled: bool,
+        spec_metadata: Any,
+        batch_size: int = 0,
+        num_contexts: int = 0,
+        spec_tree_manager: Any = None,
     ) -> None:
         """Tell the kernels how many rows each generation feeds, and what they see of each other.
 
-        Linear drafts have one mask for all requests; trees come from the slots of the batch's generations.
+        Linear drafts have one mask for all requests, and so have static trees, whose ``spec_tree_manager`` has it:
+        offsets int32 [1, nodes] and masks int32 [1, nodes, words]. Dynamic trees come from the slots of the batch's
+        generations. The kernels of newer devices (trtllm-gen) are told of dynamic trees only.
         """
-        self.is_spec_decoding_enabled = is_spec_decoding_enabled
-        self.use_spec_decoding = is_spec_decoding_enabled
-        if not is_spec_decoding_enabled:
+        tree = self.is_spec_dec_dynamic_tree
+        is_trtllm_gen = self.sm_version >= 100 and self.sm_version not in (120, 121)
+        self.is_spec_decoding_enabled = is_spec_decoding_enabled and (not is_trtllm_gen or tree)
+        self.use_spec_decoding = self.is_spec_decoding_enabled
+        # A layer that is not the first one rebuilds the mask too: trees differ from step to step.
+        self.force_prepare_spec_dec_tree_mask = tree
+        if not self.is_spec_decoding_enabled:
             return
-        if self.is_spec_dec_dynamic_tree:
+        if tree:
             storage = spec_metadata.spec_resource_manager.slot_storage
             slots = storage.all_ids_buf[num_contexts:batch_size]
             offsets = storage.position_offsets.index_select(0, slots)
             self.set_spec_decoding_rows(storage.packed_mask.index_select(0, slots), offsets)
             return
+        if spec_tree_manager is not None:
+            self._set_static_tree(
+                spec_tree_manager.spec_dec_packed_mask, spec_tree_manager.spec_dec_position_offsets, batch_size
+            )
+            return
         width = spec_metadata.runtime_tokens_per_gen_step
         self.spec_decoding_generation_lengths.fill_(width)
         self.spec_decoding_position_offsets = self._linear_offsets[:, :width]
         self.spec_decoding_packed_mask = self._linear_mask[:, :width, : -(-width // 32)]
+
+    def _set_static_tree(self, packed_mask: Tensor, position_offsets: Tensor, batch_size: int) -> None:
+        """Give every request of the batch the one tree; its buffers are allocated the first time."""
+        rows, nodes, words = self.max_num_requests, *packed_mask.shape[1:]
+        if self.spec_decoding_packed_mask.shape != (rows, nodes, words):
+            self.spec_decoding_position_offsets = self._buffer("spec_decoding_position_offsets", rows, nodes)
+            self.spec_decoding_packed_mask = self._buffer("spec_decoding_packed_mask", rows, nodes, words)
+        self.spec_decoding_position_offsets[:batch_size].copy_(position_offsets)
+        self.spec_decoding_packed_mask[:batch_size].copy_(packed_mask)
+        self.spec_decoding_generation_lengths[:batch_size].fill_(nodes)
 
     def set_spec_decoding_rows(self, packed_mask: Tensor, position_offsets: Tensor) -> None:
         """Write masks, int32 [sequences, rows, words], and offsets, int32 [sequences, rows], for a forward.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engines.portable.attention.backends.sparse.dsa.indexer import Indexer, transform_local_topk_and_prepare_pool_view
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TARGET_LAYER, TrtllmAttention
-from engines.tracer import Rows, SparseTracer
+from engines.tracer import Rows, Selection, SparseTracer
 
 
 class DSATrtllmAttention(TrtllmAttention):
@@ -26,7 +26,8 @@ class DSATrtllmAttention(TrtllmAttention):
         pool, key_pool = _pools(attn_metadata, TARGET_LAYER)
         self._store(TARGET_LAYER, attn_metadata, table, rows, positions, tokens)
         last = Indexer.last_keys(attn_metadata, rows)
-        chosen = self.tracer.select(key_pool, _key_table(attn_metadata), rows, last)
+        chosen = self.tracer.select(key_pool, attn_metadata.indexer_block_table(), rows, last)
+        chosen = self._skip_indexer(attn_metadata, rows, chosen, key_pool)
         slots = transform_local_topk_and_prepare_pool_view(chosen.tokens[:, 0], attn_metadata)
         return self.tracer.attend(pool, chosen, slots)
 
@@ -37,7 +38,8 @@ class DSATrtllmAttention(TrtllmAttention):
         pools, key_pools = _both_pools(attn_metadata)
         self._store(DRAFT_LAYER, attn_metadata, table, rows, positions, tokens)
         last = Indexer.last_keys(attn_metadata, rows)
-        chosen = self.tracer.select_shifted(*key_pools, _key_table(attn_metadata), rows, last)
+        chosen = self.tracer.select_shifted(*key_pools, attn_metadata.indexer_block_table(), rows, last)
+        chosen = self._skip_indexer(attn_metadata, rows, chosen, *key_pools)
         numbers = chosen.tokens.flatten(1)
         both = transform_local_topk_and_prepare_pool_view(torch.cat([numbers, numbers - 1], dim=1), attn_metadata)
         return self.tracer.attend_shifted(*pools, chosen, *both.chunk(2, dim=1))
@@ -48,10 +50,29 @@ class DSATrtllmAttention(TrtllmAttention):
         """Digests of draft rows without shift, up to ``masks`` masks at their end guessed: int64 [rows]."""
         pools, key_pools = _both_pools(attn_metadata)
         self._store(DRAFT_LAYER, attn_metadata, table, rows, positions, tokens)
-        key_table = _key_table(attn_metadata)
+        key_table = attn_metadata.indexer_block_table()
         seen, start, chosen = self.tracer.select_known(pools, table, key_pools, key_table, rows)
         slots = transform_local_topk_and_prepare_pool_view(chosen.tokens[:, 0], attn_metadata)
         return self.tracer.attend_parallel(*pools, chosen, slots, seen, rows, start, masks)
+
+    def _skip_indexer(self, attn_metadata: Any, rows: Rows, chosen: Selection, *key_pools: Tensor) -> Selection:
+        """``chosen`` with what short sequences attend to instead: all of their tokens that were written.
+
+        The second list of a row, if it has two, ends with its own token, the first one with the token after that.
+        """
+        contexts, tokens = attn_metadata.num_ctx_tokens, attn_metadata.num_tokens
+        begin = 0 if attn_metadata.skip_indexer_for_ctx_reqs else contexts
+        end = tokens if attn_metadata.skip_indexer_for_gen_reqs else contexts
+        if begin == end:
+            return chosen
+        width = chosen.tokens.shape[2]
+        lists = [attn_metadata.topk_indices_buffer[begin:end, :width].long()]
+        if chosen.tokens.shape[1] == 2:
+            after = (lists[0] >= 0).sum(1, keepdim=True)
+            lists.insert(0, lists[0].scatter(1, after.clamp(max=width - 1), after))
+        part = Rows(rows.sequence[begin:end], rows.index[begin:end])
+        dense = self.tracer.written(attn_metadata.indexer_block_table(), part, torch.stack(lists, dim=1), *key_pools)
+        return Selection(torch.cat([chosen.tokens[:begin], dense, chosen.tokens[end:]]), chosen.ranks)
 
     def _store(
         self, layer: int, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor
@@ -73,9 +94,3 @@ def _both_pools(attn_metadata: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor
     """Main pools of target and drafter, and their indexers'."""
     (target, target_keys), (draft, draft_keys) = (_pools(attn_metadata, layer) for layer in (TARGET_LAYER, DRAFT_LAYER))
     return (target, draft), (target_keys, draft_keys)
-
-
-def _key_table(attn_metadata: Any) -> Tensor:
-    """Pages of each row in the indexer's pools."""
-    table: Tensor = attn_metadata.indexer_k_cache_block_offsets[: attn_metadata.num_seqs]
-    return table

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from engines.portable._utils import host_tensor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 
 _SCALE_BYTES: Final = 4
@@ -17,9 +16,10 @@ _SCALE_BYTES: Final = 4
 class DSACacheManager(KVCacheManager):
     """Pages of tokens as its base has them; a page of the indexer's cache holds the keys of the same tokens.
 
-    A key is ``index_head_dim`` bytes of FP8 data and a scale for each ``quant_block_size`` of them. A page has the
-    data of all of its tokens, then their scales; both are named by byte offsets into the layer's pool. The tracer
-    keeps a token's entry where its data begins, so a pool is int64 [num_blocks, tokens_per_block] here.
+    A key is ``index_head_dim`` numbers, in a byte of FP8 data or half a byte of FP4 each, and a scale for each
+    ``quant_block_size`` of them. A page has the data of all of its tokens, then their scales; both are named by byte
+    offsets into the layer's pool. The tracer keeps a token's entry where its data begins, so a pool is int64
+    [num_blocks, tokens_per_block] here.
     """
 
     index_head_dim = 128
@@ -27,9 +27,15 @@ class DSACacheManager(KVCacheManager):
     indexer_k_cache_page_scale = 1
     """Pages of the indexer's pool per page of the main one."""
 
-    def __init__(self, *, num_layers: int, **options: Any) -> None:
+    def __init__(self, *, num_layers: int, use_fp4: bool = False, **options: Any) -> None:
         super().__init__(num_layers=2 * num_layers, **options)
         self.num_layers = num_layers
+        self.use_fp4 = use_fp4
+
+    @property
+    def index_data_bytes(self) -> int:
+        """Bytes of a token's data."""
+        return self.index_head_dim // 2 if self.use_fp4 else self.index_head_dim
 
     @property
     def index_scale_bytes(self) -> int:
@@ -39,7 +45,7 @@ class DSACacheManager(KVCacheManager):
     @property
     def index_page_bytes(self) -> int:
         """Bytes of a page of the indexer's cache."""
-        return self.tokens_per_block * (self.index_head_dim + self.index_scale_bytes)
+        return self.tokens_per_block * (self.index_data_bytes + self.index_scale_bytes)
 
     def get_indexer_k_cache_buffers(self, layer_idx: int) -> Tensor:
         """The indexer's pool of a layer: int64 [num_blocks, tokens_per_block]."""
@@ -48,11 +54,8 @@ class DSACacheManager(KVCacheManager):
     def get_indexer_slots(self, byte_offsets: Tensor) -> Tensor:
         """Which token of the pool each byte offset of data lies in, counted from its first page on: int64."""
         pages, rest = byte_offsets // self.index_page_bytes, byte_offsets % self.index_page_bytes
-        return pages * self.tokens_per_block + rest // self.index_head_dim
+        return pages * self.tokens_per_block + rest // self.index_data_bytes
 
     def get_pool_block_indices(self, request_ids: Sequence[int]) -> Tensor:
         """Pages of each request, in order: int32 [n, max_blocks_per_seq], host. Columns after them are 0."""
-        columns = self.max_blocks_per_seq
-        padding = [0] * columns
-        pages = [page for request_id in request_ids for page in (self.get_block_ids(request_id) + padding)[:columns]]
-        return host_tensor(pages, self.device).view(len(request_ids), columns)
+        return self.get_block_ids_per_seq(request_ids)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engines.portable._utils import maybe_pin_memory
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
+from engines.portable.attention.backends.sparse.dsa.prefill import IndexerParams, split_prefill_chunks
 from engines.tracer import Rows
 
 if TYPE_CHECKING:
@@ -26,36 +27,68 @@ def slots_of(
     ordinals = (positions // size).clamp(0, columns - 1)
     pages = torch.take(block_offsets, req_idx.long() * columns + ordinals) * manager.index_page_bytes
     offsets = positions % size
-    scales = pages + size * manager.index_head_dim + offsets * manager.index_scale_bytes
-    return pages + offsets * manager.index_head_dim, scales
+    scales = pages + size * manager.index_data_bytes + offsets * manager.index_scale_bytes
+    return pages + offsets * manager.index_data_bytes, scales
 
 
 class Indexer:
     """The metadata side of upstream's module of this name."""
 
     @staticmethod
-    def prepare(metadata: DSAtrtllmAttentionMetadata) -> None:
-        """Fill what the indexer reads, from the lengths that the host knows."""
-        Indexer.recompute_slot_mappings(metadata)
+    def params(metadata: DSAtrtllmAttentionMetadata) -> IndexerParams:
+        """Keys of each row, by what the host knows."""
+        assert metadata.kv_cache_params is not None, "Indexer: kv_cache_params is not set"
+        cached = torch.tensor(metadata.kv_cache_params.num_cached_tokens_per_seq, dtype=torch.int64)
+        ratio = metadata.sparse_metadata_params.indexer_compress_ratio
+        return IndexerParams(metadata.seq_lens.long(), cached, ratio)
 
     @staticmethod
-    def recompute_slot_mappings(metadata: DSAtrtllmAttentionMetadata) -> None:
-        """Place each token right after the cached ones of its row, by host lengths, and upload the slots."""
-        assert metadata.kv_cache_params is not None, "recompute_slot_mappings: kv_cache_params is not set"
-        lens = metadata.seq_lens.long()
-        first = torch.tensor(metadata.kv_cache_params.num_cached_tokens_per_seq) - (lens.cumsum(0) - lens)
-        req_idx = metadata.host_req_idx_per_token
-        positions = torch.arange(metadata.num_tokens) + first[req_idx]
+    def prepare(metadata: DSAtrtllmAttentionMetadata) -> None:
+        """Fill what the indexer reads, from the lengths that the host knows."""
+        params = Indexer.params(metadata)
+        Indexer.recompute_slot_mappings(metadata, params)
+        if metadata.num_contexts:
+            Indexer.prepare_prefill(metadata, params)
+
+    @staticmethod
+    def recompute_slot_mappings(metadata: DSAtrtllmAttentionMetadata, params: IndexerParams | None = None) -> None:
+        """Place each new key right after the cached ones of its row, by host lengths, and upload the slots."""
+        req_idx, positions = (params or Indexer.params(metadata)).positions()
         slots = slots_of(positions, metadata.host_indexer_k_cache_block_offsets, req_idx, metadata.kv_cache_manager)
         for buffer, values in zip((metadata.slot_mapping_fp8, metadata.slot_mapping_scale), slots):
-            buffer[: metadata.num_tokens].copy_(maybe_pin_memory(values, metadata.device), non_blocking=True)
+            _upload(buffer[: len(values)], values, metadata)
+
+    @staticmethod
+    def prepare_prefill(metadata: DSAtrtllmAttentionMetadata, params: IndexerParams) -> None:
+        """Tell the contexts' tokens which keys they select from, and where all keys of the contexts are."""
+        contexts, manager = metadata.num_contexts, metadata.kv_cache_manager
+        for buffer, values in zip((metadata.cu_seqlen_ks, metadata.cu_seqlen_ke), params.windows(contexts)):
+            _upload(buffer[: len(values)], values, metadata)
+        req_idx, positions = params.all_positions(contexts)
+        slots = slots_of(positions, metadata.host_indexer_k_cache_block_offsets, req_idx, manager)
+        fp8, scale = (maybe_pin_memory(values, metadata.device) for values in slots)
+        metadata.slot_mapping_fp8_fullkv = fp8.to(metadata.device, non_blocking=True)
+        metadata.slot_mapping_scale_fullkv = scale.to(metadata.device, non_blocking=True)
+        size = metadata.sparse_metadata_params.indexer_max_chunk_size
+        chunks = split_prefill_chunks(params, contexts, size)
+        # A single chunk is the whole prefill, and needs no windows of its own.
+        metadata.indexer_prefill_chunks = chunks if len(chunks) > 1 else None
 
     @staticmethod
     def last_keys(metadata: DSAtrtllmAttentionMetadata, rows: Rows) -> Tensor:
-        """Up to which key of its sequence each row selects, by the lengths that the indexer is told: int64 [rows]."""
-        contexts, n = metadata.num_contexts, metadata.num_seqs
-        told = torch.cat([metadata.kv_lens_cuda[:contexts], metadata.kv_lens_cuda_2d[: n - contexts, 0]])
-        return rows.index + (told - metadata.kv_lens_cuda[:n]).index_select(0, rows.sequence)
+        """Up to which key of its sequence each row selects, by what the indexer is told: int64 [rows].
+
+        A context's token is told its window. A generation is told its length, of which its rows are the end.
+        """
+        tokens = metadata.num_ctx_tokens
+        windows = metadata.cu_seqlen_ke[:tokens] - metadata.cu_seqlen_ks[:tokens] - 1
+        sequence = rows.sequence[tokens:]
+        told = metadata.indexer_kv_lens() - metadata.kv_lens_cuda.index_select(0, sequence)
+        return torch.cat([windows.long(), rows.index[tokens:] + told])
+
+
+def _upload(buffer: Tensor, values: Tensor, metadata: DSAtrtllmAttentionMetadata) -> None:
+    buffer.copy_(maybe_pin_memory(values, metadata.device), non_blocking=True)
 
 
 def transform_local_topk_and_prepare_pool_view(topk_indices: Tensor, metadata: DSAtrtllmAttentionMetadata) -> Tensor:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engines.portable._utils import maybe_pin_memory
+from engines.portable.attention.backends.sparse.dsa.dsl_topk import FP4_ATOMS, FP8_ATOMS, pick_split
 from engines.portable.attention.backends.sparse.dsa.indexer import Indexer, slots_of
+from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 
 if TYPE_CHECKING:
     from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
+    from engines.portable.attention.backends.sparse.dsa.prefill import IndexerPrefillChunkMetadata
 
 
 def build_req_idx_per_token(seq_lens: Tensor, num_tokens: int) -> Tensor:
@@ -23,6 +26,18 @@ def build_req_idx_per_token(seq_lens: Tensor, num_tokens: int) -> Tensor:
     """
     tokens = torch.arange(num_tokens, device=seq_lens.device)
     return torch.searchsorted(seq_lens.cumsum(0), tokens, right=True).clamp_(max=len(seq_lens) - 1)
+
+
+def dense_topk(kv_lens: Tensor, seq_lens: Tensor, num_tokens: int, index_topk: int) -> Tensor:
+    """What tokens attend to that are given no selection: 0 up to their own place, then -1: int32 [tokens, index_topk].
+
+    Lengths are int32 [n] on the device; the last token of a row is at its KV length - 1.
+    """
+    rows = build_req_idx_per_token(seq_lens, num_tokens)
+    first = kv_lens - seq_lens.cumsum(0)
+    places = torch.arange(num_tokens, device=seq_lens.device) + first.index_select(0, rows)
+    columns = torch.arange(index_topk, dtype=torch.int32, device=seq_lens.device)
+    return torch.where(columns <= places.unsqueeze(1), columns, -1)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -35,38 +50,84 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
     block_table                    int32 [rows, max_blocks_per_seq], device: pages of each row, -1 after the last used
     gen_kv_indptr, gen_cached_token_indptr  int64 [rows + 1], device: running totals over the generations
     kv_lens_cuda_2d                int32 [rows, 1 + max_draft_tokens], device: KV length of each generation
+    kv_lens_expanded_cuda, block_table_expanded  int32 [rows * (1 + max_draft_tokens)], and so many rows of pages:
+        KV length and pages of each generation, repeated for a kernel that takes one query row per sequence
+    topk_indices_buffer            int32 [max_num_tokens, index_topk], device: what tokens of short sequences attend to
+    cu_seqlen_ks, cu_seqlen_ke     int32 [max_num_tokens], device: window of each context token, see ``IndexerParams``
+    slot_mapping_fp8_fullkv, slot_mapping_scale_fullkv  int64, device: slots of all keys of the contexts
     max_gen_seq_len                host: longest query of a generation, 0 without generations
+    skip_indexer_for_ctx_reqs, skip_indexer_for_gen_reqs  host: whether all of these are short
+    indexer_schedule_stale         host: lengths have moved on since the kernels' plan was made
     host_req_idx_per_token, host_indexer_k_cache_block_offsets  what the last ``prepare`` uploaded
+
+    Flags are baked into a graph, so its metadata skips nothing (upstream captures a graph for short sequences too).
     """
 
     kv_cache_manager: DSACacheManager = None  # type: ignore[assignment]
     max_draft_tokens: int = 0
+    sparse_metadata_params: DSAMetadataParams = field(default_factory=lambda: DSAMetadataParams(index_topk=2048))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         rows, tokens, pages = self.max_num_requests, self.max_num_tokens, self.kv_cache_block_offsets.shape[-1]
-        self.req_idx_per_token = self._device_buffer(tokens)
-        self.slot_mapping_fp8 = self._device_buffer(tokens).long()
-        self.slot_mapping_scale = self._device_buffer(tokens).long()
-        self.indexer_k_cache_block_offsets = self._device_buffer(rows, pages)
-        self.block_table = self._device_buffer(rows, pages)
-        self.gen_kv_indptr = self._device_buffer(rows + 1).long()
-        self.gen_cached_token_indptr = self._device_buffer(rows + 1).long()
-        self.kv_lens_cuda_2d = self._device_buffer(rows, 1 + self.max_draft_tokens)
+        self.req_idx_per_token = self._buffer("req_idx_per_token", tokens)
+        self.slot_mapping_fp8 = self._buffer("slot_mapping_fp8", tokens, dtype=torch.int64)
+        self.slot_mapping_scale = self._buffer("slot_mapping_scale", tokens, dtype=torch.int64)
+        self.indexer_k_cache_block_offsets = self._buffer("indexer_k_cache_block_offsets", rows, pages)
+        self.block_table = self._buffer("block_table", rows, pages)
+        self.gen_kv_indptr = self._buffer("gen_kv_indptr", rows + 1, dtype=torch.int64)
+        self.gen_cached_token_indptr = self._buffer("gen_cached_token_indptr", rows + 1, dtype=torch.int64)
+        self.kv_lens_cuda_2d = self._buffer("kv_lens_cuda_2d", rows, 1 + self.max_draft_tokens)
+        expanded = rows * (1 + self.max_draft_tokens)
+        self.kv_lens_expanded_cuda = self._buffer("kv_lens_expanded_cuda", expanded)
+        self.block_table_expanded = self._buffer("block_table_expanded", expanded, pages)
+        self.topk_indices_buffer = self._buffer("topk_indices_buffer", tokens, self.sparse_metadata_params.index_topk)
+        self.cu_seqlen_ks = self._buffer("cu_seqlen_ks", tokens)
+        self.cu_seqlen_ke = self._buffer("cu_seqlen_ke", tokens)
+        self.slot_mapping_fp8_fullkv = self.slot_mapping_fp8[:0]
+        self.slot_mapping_scale_fullkv = self.slot_mapping_scale[:0]
+        self.indexer_prefill_chunks: list[IndexerPrefillChunkMetadata] | None = None
+        self.dsl_split: tuple[int, int] | None = None
         self.max_gen_seq_len = 0
+        self.skip_indexer_for_ctx_reqs = self.skip_indexer_for_gen_reqs = False
+        self.in_mtp_draft_loop = self.indexer_schedule_stale = self._all_short = False
         self._tokens = torch.arange(tokens, device=self.device)
         self._pool_cache_valid = False
+        self._cached_block_table_ctx = self._cached_block_table_gen = self.block_table[:0]
+        self._cached_req_idx_ctx = self._cached_req_idx_gen = self.req_idx_per_token[:0]
 
     def prepare(self) -> None:
         """Fill the buffers from the fields of the step; map and slots are built on the host."""
         super().prepare()
         self._invalidate_pool_view_cache()
         self.max_gen_seq_len = max(self.seq_lens[self.num_contexts :].tolist(), default=0)
+        self._prepare_skip_flags()
+        self.prepare_context_indptr()
         self.prepare_for_indices_conversion()
         self.prepare_for_indexer_k_cache()
+        self.prepare_for_spec_decode()
         self._update_gen_indptr()
-        self._update_kv_lens_2d()
+        self._update_indexer_kv_lens()
+        self._update_dense_topk()
         Indexer.prepare(self)
+
+    @property
+    def expands_generations(self) -> bool:
+        """Whether the kernel for the logits takes one query row per sequence (upstream: on Hopper, from two drafts)."""
+        return self.max_draft_tokens > 1
+
+    def _prepare_skip_flags(self) -> None:
+        """Decide, by the host's lengths, whether all contexts, and all generations, are short.
+
+        A sequence is while the indexer would select all of its tokens to the end of the draft loop. That is one
+        token less than upstream has, as the tracer's drafter counts the token after its position too.
+        """
+        params = self.sparse_metadata_params
+        enabled = params.skip_indexer_for_short_seqs and not self.is_cuda_graph
+        lens, contexts = self.kv_lens[: self.num_seqs].tolist(), self.num_contexts
+        flags = (bool(part) and max(part) < params.index_topk for part in (lens[:contexts], lens[contexts:]))
+        self.skip_indexer_for_ctx_reqs, self.skip_indexer_for_gen_reqs = (enabled and flag for flag in flags)
+        self._all_short = enabled and max(lens) < params.index_topk
 
     def prepare_for_indices_conversion(self) -> None:
         """Name the row of each token."""
@@ -91,23 +152,47 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         table = torch.where(torch.arange(pages.shape[1]) < used.unsqueeze(1), pages, -1)
         self.block_table[:n].copy_(maybe_pin_memory(table, self.device), non_blocking=True)
 
-    def on_update_kv_lens(self) -> None:
-        """Derive anew, on the device, all that depends on lengths and layout (PR #16925)."""
+    def prepare_for_spec_decode(self) -> None:
+        """Repeat the pages of each generation, and choose how the kernel splits their rows where it does."""
+        params, generations, next_n = self.sparse_metadata_params, self.num_generations, 1 + self.max_draft_tokens
+        if generations and self.expands_generations:
+            table = self.host_indexer_k_cache_block_offsets[self.num_contexts :].repeat_interleave(next_n, 0)
+            self.block_table_expanded[: len(table)].copy_(maybe_pin_memory(table, self.device), non_blocking=True)
+        if generations and params.use_cute_dsl_topk:
+            atoms = FP4_ATOMS if self.kv_cache_manager.use_fp4 else FP8_ATOMS
+            longest = max(self.kv_lens_runtime[self.num_contexts :].tolist())
+            self.dsl_split = pick_split(next_n, atoms, generations, longest, params.num_sms)
+
+    def on_update_kv_lens(self, skip_indexer_schedule: bool = False) -> None:
+        """Derive anew, on the device, all that depends on lengths and layout (PR #16925).
+
+        skip_indexer_schedule  but for what only a selection reads
+        """
         super().on_update_kv_lens()
         self._invalidate_pool_view_cache()
         if self.num_tokens:
             self._update_req_idx_per_token()
             if self.kv_cache_manager is not None:
                 self._update_slot_mappings()
+            self._update_dense_topk()
         if self.num_generations:
             self._update_gen_indptr()
-            self._update_kv_lens_2d()
+            self.indexer_schedule_stale = skip_indexer_schedule
+            if not skip_indexer_schedule:
+                self._update_indexer_kv_lens()
 
     def update_for_spec_dec(self) -> None:
-        """Follow a draft loop: what it changed, and one row per generation from now on."""
+        """Follow a draft loop: what it changed, and one row per generation from now on.
+
+        Contexts that became generations count for the flag of those (upstream keeps the one of ``prepare``, and a
+        long context then attends to its first ``index_topk`` tokens). While the drafter's layers share what the
+        first forward of the loop selected, what only a selection reads is left out of date.
+        """
         super().update_for_spec_dec()
         self.max_gen_seq_len = 1
-        self.on_update_kv_lens()
+        if not self.num_contexts:
+            self.skip_indexer_for_ctx_reqs, self.skip_indexer_for_gen_reqs = False, self._all_short
+        self.on_update_kv_lens(skip_indexer_schedule=self.in_mtp_draft_loop)
 
     def _update_req_idx_per_token(self) -> None:
         """Row of each token by the device's lengths."""
@@ -131,9 +216,46 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         torch.cumsum(kv, 0, dtype=torch.int64, out=self.gen_kv_indptr[1:end])
         torch.cumsum(kv - query, 0, dtype=torch.int64, out=self.gen_cached_token_indptr[1:end])
 
-    def _update_kv_lens_2d(self) -> None:
+    def _update_indexer_kv_lens(self) -> None:
+        """Keys of each generation, in the forms that the kernels for the logits take."""
         contexts, n = self.num_contexts, self.num_seqs
-        self.kv_lens_cuda_2d[: n - contexts].copy_(self.kv_lens_cuda[contexts:n].unsqueeze(1))
+        keys = self.kv_lens_cuda[contexts:n] // self.sparse_metadata_params.indexer_compress_ratio
+        self.kv_lens_cuda_2d[: n - contexts].copy_(keys.unsqueeze(1))
+        if self.expands_generations:
+            repeated = keys.repeat_interleave(1 + self.max_draft_tokens)
+            self.kv_lens_expanded_cuda[: len(repeated)].copy_(repeated)
+
+    def _update_dense_topk(self) -> None:
+        """Name the tokens that rows of short sequences attend to: all up to their own place."""
+        contexts, tokens = self.num_ctx_tokens, self.num_tokens
+        begin = 0 if self.skip_indexer_for_ctx_reqs else contexts
+        end = tokens if self.skip_indexer_for_gen_reqs else contexts
+        if begin < end:
+            kv_lens, width = self.kv_lens_cuda[: self.num_seqs], self.topk_indices_buffer.shape[1]
+            rows = dense_topk(kv_lens, self.seq_lens_cuda, tokens, width)
+            self.topk_indices_buffer[begin:end].copy_(rows[begin:end])
+
+    def _expanded_rows(self) -> int:
+        """Rows of each generation in this forward if they are read from the repeated lengths, else 0."""
+        next_n = (self.num_tokens - self.num_ctx_tokens) // max(self.num_generations, 1)
+        return next_n if self.expands_generations and 1 < next_n <= 1 + self.max_draft_tokens else 0
+
+    def indexer_kv_lens(self) -> Tensor:
+        """Keys that the kernel is told of each row of the generations: int32 [num_tokens - num_ctx_tokens]."""
+        generations, rows = self.num_generations, self._expanded_rows()
+        if rows:
+            repeated = self.kv_lens_expanded_cuda.view(-1, 1 + self.max_draft_tokens)
+            return repeated[:generations, :rows].flatten()
+        next_n = (self.num_tokens - self.num_ctx_tokens) // max(generations, 1)
+        return self.kv_lens_cuda_2d[:generations, :1].expand(-1, next_n).flatten()
+
+    def indexer_block_table(self) -> Tensor:
+        """Pages of each sequence in the indexer's pools, where the kernels find them: int32 [n, pages]."""
+        contexts, table = self.num_contexts, self.indexer_k_cache_block_offsets
+        if self._expanded_rows():
+            repeated = self.block_table_expanded[:: 1 + self.max_draft_tokens]
+            return torch.cat([table[:contexts], repeated[: self.num_generations]])
+        return table[: self.num_seqs]
 
     def _invalidate_pool_view_cache(self) -> None:
         """Tell the layers that what they share in a forward is out of date."""
@@ -148,5 +270,5 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         self._cached_block_table_gen = self.block_table[contexts : self.num_seqs]
         self._cached_req_idx_ctx = self.req_idx_per_token[:ctx_tokens]
         # A copy, not a view: it counts from the first generation.
-        self._cached_req_idx_gen: Tensor = self.req_idx_per_token[ctx_tokens : self.num_tokens] - contexts
+        self._cached_req_idx_gen = self.req_idx_per_token[ctx_tokens : self.num_tokens] - contexts
         self._pool_cache_valid = True

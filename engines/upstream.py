@@ -1,0 +1,19 @@
+"""What the engine ``tensorrt_llm`` drives and where it is told to find it; without torch, for those who only plan."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SOURCE_VARIABLE: Final = "SPECFUZZ_TRTLLM_SOURCE"
+"""Names the checkout to drive; the environment carries it to every process."""
+
+DRIVEN: Final = (
+    "Eagle3OneModelWorker",
+    "MTPEagleWorker",
+    "DraftTargetOneModelWorker",
+    "PARDWorker",
+    "MTPWorker",
+    "DFlashWorker",
+    "MTPEagleDynamicTreeWorker",
+)
+"""Workers that the suite has a driver for."""

@@ -1,0 +1,107 @@
+"""FlashInfer's page tables, and the views of them that drafters read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engines.portable.graphs import CpuGraph
+from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from tests.engines.portable.metadata import cache, flashinfer, prepare
+from tests.engines.portable.support import ints
+
+ROWS: Any = ([5, 4, 4], [0, 6, 20], 1)
+"""Lengths, cached tokens, contexts; pages of 8 tokens."""
+
+
+def pages(attn: Any, count: int) -> list[int]:
+    return attn._paged_kv_indices[:count].tolist()  # type: ignore[no-any-return]
+
+
+def owned(attn: Any, *counts: int) -> list[int]:
+    """The first pages of each request, so many of them."""
+    ids = [attn.kv_cache_manager.get_block_ids(i)[:count] for i, count in enumerate(counts)]
+    return [page for row in ids for page in row]
+
+
+def test_prepare_writes_pages_and_running_totals() -> None:
+    attn = flashinfer(*ROWS)
+    assert attn.num_blocks == [1, 2, 3]
+    assert pages(attn, 6) == owned(attn, 1, 2, 3)
+    assert attn._qo_indptr[:4].tolist() == [0, 5, 9, 13]
+    assert attn._paged_kv_indptr_prefill[:2].tolist() == [0, 1]
+    assert attn._paged_kv_indptr_decode[:3].tolist() == [0, 2, 5]
+    assert attn._paged_kv_indptr.tolist() == [0, 1, 3, 6]
+    assert attn._paged_kv_last_page_len[:3].tolist() == [5, 2, 8]
+    assert attn._cached_token_lens[:3].tolist() == [0, 6, 20]
+    assert attn._batch_indices[:13].tolist() == [0] * 5 + [1] * 4 + [2] * 4
+    assert attn._positions[:13].tolist() == [*range(5), *range(6, 10), *range(20, 24)]
+    assert not hasattr(attn, "kv_lens_cuda")
+
+
+def test_planning_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    attn = flashinfer(*ROWS)
+    assert attn.num_plans == 1
+    monkeypatch.setattr(CpuGraph, "recording", True)
+    with pytest.raises(ValueError, match="cannot be planned while a graph is captured"):
+        attn.prepare()
+
+
+def test_a_graph_has_buffers_of_its_size_and_views_of_its_own() -> None:
+    attn = flashinfer([4, 4], [6, 20], 0)
+    view = attn.get_draft_metadata()
+    graph = attn.create_cuda_graph_metadata(2, max_draft_tokens=3)
+    assert (graph.max_num_requests, graph.max_num_tokens, len(graph._positions)) == (2, 8, 8)
+    assert graph.seq_lens.tolist() == [4, 4]
+    assert graph.create_cuda_graph_metadata(1) is graph
+    assert attn.get_draft_metadata() is view
+    assert graph._draft_metadata is None
+    with pytest.raises(AssertionError, match="contexts or generations, not both"):
+        prepare(graph, [4, 4], [6, 20], 1, 3)
+
+
+def test_a_drafter_on_the_targets_cache_has_one_query_per_sequence() -> None:
+    attn = flashinfer(*ROWS)
+    view = attn.get_draft_metadata()
+    assert attn.get_draft_metadata() is view
+    assert (view.seq_lens.tolist(), view.num_contexts, view.num_generations) == ([1, 1, 1], 0, 3)
+    assert (pages(view, 6), view.num_blocks) == (pages(attn, 6), attn.num_blocks)
+    assert view._paged_kv_indptr[:4].tolist() == [0, 1, 3, 6]
+    assert view._qo_indptr[:4].tolist() == [0, 1, 2, 3]
+    assert view._cached_token_lens[:3].tolist() == view._draft_kv_runtime_lens[:3].tolist() == [5, 10, 24]  # type: ignore[index]
+    view.update_shared_kv_draft_lengths(attn, ints([1, 3, 2]), 1)
+    assert view._cached_token_lens[:3].tolist() == [5, 9, 22]
+    assert view._paged_kv_last_page_len[:3].tolist() == [5, 1, 6]
+    view.update_for_spec_dec()
+    assert view._cached_token_lens[:3].tolist() == [5, 9, 22]
+    assert (attn.seq_lens.tolist(), attn._cached_token_lens[:3].tolist()) == ([5, 4, 4], [0, 6, 20])
+    with pytest.raises(RuntimeError, match="of the target's KV cache, not of its own"):
+        attn.get_draft_metadata(attn.kv_cache_manager)
+
+
+def test_a_drafter_on_a_cache_of_its_own_advances_lengths_as_every_draft_loop_does() -> None:
+    attn = flashinfer(*ROWS)
+    manager = cache(KVCacheManager, *ROWS, extra=7)
+    manager._block_ids = {i: ids[::-1] for i, ids in manager._block_ids.items()}
+    view: Any = attn.get_draft_metadata(manager)
+    assert (view.kv_cache_manager, attn.kv_cache_manager is manager) == (manager, False)
+    assert (view.seq_lens.tolist(), view.num_contexts) == ([5, 4, 4], 1)
+    assert view.kv_lens_cuda is view._draft_kv_runtime_lens
+    assert view.kv_lens_cuda[:3].tolist() == [5, 10, 24]
+    assert pages(view, 6) == owned(view, 1, 2, 3)
+    view._seq_lens.fill_(1)
+    view._seq_lens_cuda.fill_(1)
+    view.num_contexts = 0
+    view.kv_lens_cuda[:3].copy_(ints([6, 9, 25]))
+    view.update_for_spec_dec()
+    granted = [len(manager.get_block_ids(i)) for i in range(3)]
+    assert view.num_blocks == granted
+    assert pages(view, sum(granted)) == owned(view, *granted)
+    assert view._paged_kv_last_page_len[:3].tolist() == [6, 1, 1]
+    assert view._cached_token_lens[:3].tolist() == view._positions[:3].tolist() == [5, 8, 24]
+    assert view._batch_indices[:3].tolist() == [0, 1, 2]
+    assert view._qo_indptr[:4].tolist() == [0, 1, 2, 3]
+    table = view._paged_kv_indices
+    view.update_for_spec_dec()
+    assert view._paged_kv_indices is table
