@@ -1,4 +1,4 @@
-"""TRT-121: relaxed acceptance is for requests that think, by what is kept in their slots, and takes what is close."""
+"""TRT-131: relaxed acceptance is for requests that think, by what is kept in their slots, and takes what is close."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _with_pool(patch: Patch, pool: Any) -> None:
 
 
 @bug(
-    "TRT-121",
+    "TRT-131",
     kind="K5",
     workers=(EAGLE3, MTP),
     title="A slot keeps the delta of the request that has ended",
@@ -44,7 +44,7 @@ def delta_kept(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-121",
+    "TRT-131",
     kind="K8",
     workers=(EAGLE3, MTP_EAGLE),
     variant="no-drafts",
@@ -65,7 +65,7 @@ def not_noticed_without_drafts(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-121",
+    "TRT-131",
     kind="K5",
     workers=(MTP_EAGLE, MTP),
     variant="rows",
@@ -84,7 +84,7 @@ def read_by_row(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-121",
+    "TRT-131",
     kind="K12",
     workers=(EAGLE3, MTP),
     variant="all",
@@ -97,7 +97,7 @@ def all_relaxed(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-121",
+    "TRT-131",
     kind="K12",
     workers=(MTP_EAGLE,),
     variant="any-distance",
@@ -110,7 +110,7 @@ def any_distance(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-121",
+    "TRT-131",
     kind="K12",
     workers=(EAGLE3, MTP),
     variant="corrected",
@@ -134,7 +134,7 @@ def corrected(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-121",
+    "TRT-131",
     kind="K5",
     workers=(EAGLE3, MTP),
     variant="neighbour",

@@ -1,4 +1,4 @@
-"""TRT-120: a matcher is told each token once, in order, and forgets what was not accepted or was only a draft.
+"""TRT-130: a matcher is told each token once, in order, and forgets what was not accepted or was only a draft.
 
 Upstream tells it from several places of a worker and takes back in others: PR #19296 added one that was missing.
 """
@@ -15,7 +15,7 @@ _NOTICED = ("matchers-follow-tokens", "matchers-equal-reference")
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K6",
     workers=(EAGLE3, MTP, PARD, DFLASH, SA),
     title="A matcher keeps the drafts that were not accepted",
@@ -29,7 +29,7 @@ def rejected_kept(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K6",
     workers=(MTP_EAGLE, DRAFT_TARGET, MTP),
     variant="drafts",
@@ -50,7 +50,7 @@ def drafts_kept(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K8",
     workers=(EAGLE3, DRAFT_TARGET),
     variant="last-step",
@@ -70,7 +70,7 @@ def last_step_of_the_largest(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K10",
     workers=(MTP_EAGLE, DSPARK),
     variant="twice",
@@ -91,7 +91,7 @@ def executed_twice(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K10",
     workers=(EAGLE3, SA),
     variant="late",
@@ -111,7 +111,7 @@ def masked_too_late(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K8",
     workers=(EAGLE3, DRAFT_TARGET),
     variant="no-drafts",
@@ -135,7 +135,7 @@ def step_without_drafts(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K14",
     workers=(EAGLE3, DRAFT_TARGET),
     variant="d2t",
@@ -155,7 +155,7 @@ def mask_not_mapped(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K3",
     workers=(EAGLE3, DRAFT_TARGET),
     variant="chunks",
@@ -174,7 +174,7 @@ def guided_before_the_text(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K2",
     workers=(EAGLE3, PARD, DFLASH),
     variant="replay",
@@ -195,7 +195,7 @@ def handed_over_in_a_new_tensor(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K5",
     workers=(MTP, SA),
     variant="kept",
@@ -210,7 +210,7 @@ def never_given_back(patch: Patch) -> None:
 
 
 @bug(
-    "TRT-120",
+    "TRT-130",
     kind="K5",
     workers=(MTP_EAGLE, DSPARK),
     variant="stale",
