@@ -40,7 +40,9 @@ class Engine(Protocol):
 
     ``name`` is "portable" or "tensorrt_llm"; ``device`` as in ``Trace.device``; ``backends`` are the attention
     backends that it can drive, keys of ``scenarios.BACKENDS``. An engine that has some of the ways to accept and to
-    read drafts names them in an attribute ``variants``, see ``scenarios.acceptance.VARIANTS``.
+    read drafts names them in an attribute ``variants``, see ``scenarios.acceptance.VARIANTS``. One that has
+    ``plain_caches`` set refuses separate draft KV caches, ``kv_cache_manager`` other than V1 and ``host_offload``;
+    searches then draw none of them.
     """
 
     name: str

@@ -4,7 +4,8 @@ The definitions there (``entry``, ``term``, ``choose``, ``disagree``) use only a
 with Python's integers, so they are applied as they are; this module adds what a batch needs: where a row's slot
 is, and its digest out of the pages that the block table names.
 
-A *pool* is int64 [pages, tokens_per_block]; a *table* is int32 [n, pages per row]. Nothing here waits for the
+A *pool* is int64 [pages, tokens_per_block]; a *table* is int32 [n, pages per row], below 0 where there is no page.
+Target and drafter may each have a cache of their own, with pages of another size. Nothing here waits for the
 device, so all of it can be captured in a CUDA graph. It stands for a model's kernels and is no part of an engine:
 torch function modes, and so fault sites, do not see its calls.
 """
@@ -74,6 +75,14 @@ class Rows:
     index: Tensor
 
 
+@dataclass(frozen=True)
+class Cache:
+    """A pool with the table of a batch in it."""
+
+    pool: Tensor
+    table: Tensor
+
+
 @_unseen
 def locate(cu_q: Tensor, cu_kv: Tensor, rows: int) -> Rows:
     """Place ``rows`` rows, given the running totals of query and KV lengths (int [n + 1], from 0 on).
@@ -116,16 +125,11 @@ def block_digests(
     return torch.stack(digests, dim=1)
 
 
-def _write(pool: Tensor, table: Tensor, rows: Rows, values: Tensor) -> None:
-    tokens_per_block, pages = pool.shape[1], table.shape[1]
+def _write(cache: Cache, rows: Rows, values: Tensor) -> None:
+    tokens_per_block, pages = cache.pool.shape[1], cache.table.shape[1]
     index = rows.index.clamp(0, pages * tokens_per_block - 1)
-    page = torch.take(table, rows.sequence * pages + index // tokens_per_block)
-    pool.view(-1).scatter_(0, page * tokens_per_block + index % tokens_per_block, values)
-
-
-def _read(pool: Tensor, table: Tensor) -> Tensor:
-    """Slots of every sequence in order: int64 [n, pages per row * tokens_per_block]."""
-    return pool.index_select(0, table.reshape(-1)).view(table.shape[0], -1)
+    page = torch.take(cache.table, rows.sequence * pages + index // tokens_per_block).clamp(min=0)
+    cache.pool.view(-1).scatter_(0, page * tokens_per_block + index % tokens_per_block, values)
 
 
 def _shifted(target: Tensor, draft: Tensor, shift: int = 1) -> Tensor:
@@ -145,7 +149,13 @@ def _digest(totals: Tensor, rows: Rows, ahead: int = 0) -> Tensor:
 
 
 class Tracer:
-    """Target and drafters over pools whose block tables span ``slots`` tokens per row."""
+    """Target and drafters over pools whose block tables span up to ``slots`` tokens per row.
+
+    ``target_cache`` is what the target wrote to last: a drafter sees it where its own cache is empty, whichever
+    that is.
+    """
+
+    target_cache: Cache
 
     def __init__(self, slots: int, device: torch.device, max_shift: int = 1) -> None:
         # A drafter with a shift sees so many tokens more than it has slots.
@@ -153,35 +163,33 @@ class Tracer:
         self._slots = slots
 
     @_unseen
-    def target(self, pool: Tensor, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
+    def target(self, cache: Cache, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows, once their entries are written: int64 [rows]."""
-        _write(pool, table, rows, entry(positions.long(), tokens.long()))
-        return _digest(self._scores(_read(pool, table)).cumsum(1), rows)
+        _write(cache, rows, entry(positions.long(), tokens.long()))
+        return _digest(self._scores(self._read(cache)).cumsum(1), rows)
 
     @_unseen
     def shifted(
-        self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor,
-        shift: int = 1,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, target: Cache, draft: Cache, rows: Rows, positions: Tensor, tokens: Tensor, shift: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Digests of draft rows that are given the token ``shift`` after their position, and each row's own term."""
         own = entry(positions.long(), tokens.long())
-        _write(draft_pool, table, rows, own)
-        seen = self._read_shifted(target_pool, draft_pool, table, shift)
+        _write(draft, rows, own)
+        seen = self._read_shifted(target, draft, shift)
         digests = _digest(self._scores(seen).cumsum(1), rows, ahead=shift)
         return digests, term(rows.index + shift, own + shift * _ONE_POSITION)
 
     @_unseen
     def parallel(
-        self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor,
-        masks: int,
-    ) -> Tensor:  # fmt: skip
+        self, target: Cache, draft: Cache, rows: Rows, positions: Tensor, tokens: Tensor, masks: int
+    ) -> Tensor:
         """Digests of draft rows given tokens at their own positions, masks standing for unknown ones: int64 [rows].
 
         A row at the end of a run of up to ``masks`` masks has the digest that the target would have there if it
         had chosen each of them.
         """
-        _write(draft_pool, table, rows, entry(positions.long(), tokens.long()))
-        seen = _filled(_read(target_pool, table), _read(draft_pool, table))
+        _write(draft, rows, entry(positions.long(), tokens.long()))
+        seen = _filled(self._read(target), self._read(draft))
         start = self._last_known(seen, rows)
         digests = _digest(self._scores(seen).cumsum(1), Rows(rows.sequence, start))
         for step in range(1, masks + 1):
@@ -213,10 +221,16 @@ class Tracer:
         """Terms of every sequence's tokens, the first one in column 0."""
         return term(self._index[: seen.shape[1]], seen)
 
-    def _read_shifted(self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, shift: int = 1) -> Tensor:
+    def _read(self, cache: Cache) -> Tensor:
+        """Slots of every sequence in order, EMPTY behind those that its pages have: int64 [n, slots]."""
+        pages = cache.pool.index_select(0, cache.table.reshape(-1).clamp(min=0))
+        slots = pages.view(cache.table.shape[0], -1)
+        return torch.nn.functional.pad(slots, (0, self._slots - slots.shape[1]), value=EMPTY)
+
+    def _read_shifted(self, target: Cache, draft: Cache, shift: int = 1) -> Tensor:
         """Tokens that a drafter with this shift sees in every sequence: int64 [n, slots + shift]."""
-        seen = torch.nn.functional.pad(_read(target_pool, table), (0, shift), value=EMPTY)
-        seen[:, shift:] = _shifted(seen[:, shift:], _read(draft_pool, table), shift)
+        seen = torch.nn.functional.pad(self._read(target), (0, shift), value=EMPTY)
+        seen[:, shift:] = _shifted(seen[:, shift:], self._read(draft), shift)
         return seen
 
     def _last_known(self, seen: Tensor, rows: Rows) -> Tensor:
@@ -251,22 +265,19 @@ class TreeTracer(Tracer):
     """The same where the rows of a generation are nodes of a tree, which see those on their path alone."""
 
     @_unseen
-    def target_tree(
-        self, pool: Tensor, table: Tensor, rows: Rows, masks: Masks, positions: Tensor, tokens: Tensor
-    ) -> Tensor:
+    def target_tree(self, cache: Cache, rows: Rows, masks: Masks, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows, once their entries are written: int64 [rows]."""
-        _write(pool, table, rows, entry(positions.long(), tokens.long()))
-        return self._digests(_read(pool, table), rows, masks, ahead=0)
+        _write(cache, rows, entry(positions.long(), tokens.long()))
+        return self._digests(self._read(cache), rows, masks, ahead=0)
 
     @_unseen
     def shifted_tree(
-        self, target_pool: Tensor, draft_pool: Tensor, table: Tensor, rows: Rows, masks: Masks, positions: Tensor,
-        tokens: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, target: Cache, draft: Cache, rows: Rows, masks: Masks, positions: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Digests of draft rows that are given the token after their position, and each row's own term in it."""
         own = entry(positions.long(), tokens.long())
-        _write(draft_pool, table, rows, own)
-        digests = self._digests(self._read_shifted(target_pool, draft_pool, table), rows, masks, ahead=1)
+        _write(draft, rows, own)
+        digests = self._digests(self._read_shifted(target, draft), rows, masks, ahead=1)
         place = torch.where(rows.sequence < masks.first, rows.index, positions)
         return digests, term(place + 1, own + _ONE_POSITION)
 
@@ -315,7 +326,13 @@ class SparseTracer(Tracer):
 
     Whose pages the selected tokens are read from is for the engine to say: between ``select...`` and ``attend...``
     it turns numbers of tokens into slots, counted through the pool; -1 stands for a slot that there is not.
+
+    Beside ``target_cache`` there are ``target_keys``, that of the indexer, and ``target_selected``, whose table the
+    selected tokens are read through.
     """
+
+    target_keys: Cache
+    target_selected: Cache
 
     def __init__(self, slots: int, device: torch.device, index_topk: int) -> None:
         super().__init__(slots, device)
@@ -323,18 +340,17 @@ class SparseTracer(Tracer):
 
     @_unseen
     def store(
-        self, pool: Tensor, table: Tensor, rows: Rows, key_pool: Tensor, key_slots: Tensor, positions: Tensor,
-        tokens: Tensor,
-    ) -> None:  # fmt: skip
+        self, cache: Cache, rows: Rows, key_pool: Tensor, key_slots: Tensor, positions: Tensor, tokens: Tensor
+    ) -> None:
         """Write the entries of rows to their slots of the main pool, and to the given ones of the indexer's."""
         entries = entry(positions.long(), tokens.long())
-        _write(pool, table, rows, entries)
+        _write(cache, rows, entries)
         key_pool.view(-1).scatter_(0, key_slots, entries)
 
     @_unseen
-    def select(self, key_pool: Tensor, table: Tensor, rows: Rows, last: Tensor) -> Selection:
+    def select(self, keys: Cache, rows: Rows, last: Tensor) -> Selection:
         """What target rows see of the tokens up to ``last`` (int64 [rows]) of their sequences: one list per row."""
-        return self._select(_read(key_pool, table), rows, last.unsqueeze(1))
+        return self._select(self._read(keys), rows, last.unsqueeze(1))
 
     @_unseen
     def attend(self, pool: Tensor, chosen: Selection, slots: Tensor) -> Tensor:
@@ -342,22 +358,18 @@ class SparseTracer(Tracer):
         return _total(chosen.tokens[:, 0], _at(pool, slots))
 
     @_unseen
-    def select_shifted(
-        self, target_keys: Tensor, draft_keys: Tensor, table: Tensor, rows: Rows, last: Tensor
-    ) -> Selection:
+    def select_shifted(self, target_keys: Cache, draft_keys: Cache, rows: Rows, last: Tensor) -> Selection:
         """The same for draft rows with shift 1: up to the token after ``last``, then up to ``last``."""
-        seen = self._read_shifted(target_keys, draft_keys, table)
+        seen = self._read_shifted(target_keys, draft_keys)
         return self._select(seen, rows, torch.stack([last + 1, last], dim=1))
 
     @_unseen
-    def written(
-        self, table: Tensor, rows: Rows, tokens: Tensor, key_pool: Tensor, draft_keys: Tensor | None = None
-    ) -> Tensor:
+    def written(self, rows: Rows, tokens: Tensor, target_keys: Cache, draft_keys: Cache | None = None) -> Tensor:
         """``tokens`` of rows, int64 [rows, lists, k], with -1 for those that no key was written for.
 
         With the drafter's keys they are tokens that a drafter with shift 1 sees.
         """
-        keys = _read(key_pool, table) if draft_keys is None else self._read_shifted(key_pool, draft_keys, table)
+        keys = self._read(target_keys) if draft_keys is None else self._read_shifted(target_keys, draft_keys)
         place = rows.sequence.view(-1, 1, 1) * keys.shape[1] + tokens.clamp(0, keys.shape[1] - 1)
         return torch.where(torch.take(keys, place) == EMPTY, -1, tokens)
 
@@ -367,7 +379,8 @@ class SparseTracer(Tracer):
     ) -> tuple[Tensor, Tensor]:
         """Digests of draft rows with shift 1, and what each row's own token adds to it: two of int64 [rows].
 
-        ``slots`` of the selected tokens and of the tokens before them, int64 [rows, 2 * k] each.
+        ``slots`` of the selected tokens in the target's pool, and those of the tokens before them in the drafter's,
+        int64 [rows, 2 * k] each.
         """
         entries = _shifted(_at(target_pool, slots), _at(draft_pool, slots_before))
         with_own, without = _total(chosen.tokens, entries.view_as(chosen.tokens)).unbind(1)
@@ -375,28 +388,30 @@ class SparseTracer(Tracer):
 
     @_unseen
     def select_known(
-        self, pools: tuple[Tensor, Tensor], table: Tensor, keys: tuple[Tensor, Tensor], key_table: Tensor, rows: Rows
+        self, caches: tuple[Cache, Cache], keys: tuple[Cache, Cache], rows: Rows
     ) -> tuple[Tensor, Tensor, Selection]:
         """For draft rows without shift, whose runs of masks are guessed later: what comes before the run.
 
-        Returns the tokens of the sequences, int64 [n, slots], the last one before each row's run, and the selection.
+        Both pairs are of the target and of the drafter. Returns the tokens of the sequences, int64 [n, slots], the last
+        one before each row's run, and the selection.
         """
-        seen = _filled(*(_read(pool, table) for pool in pools))
+        seen = _filled(*map(self._read, caches))
         start = self._last_known(seen, rows)
-        chosen = self._select(_filled(*(_read(pool, key_table) for pool in keys)), rows, start.unsqueeze(1))
+        chosen = self._select(_filled(*map(self._read, keys)), rows, start.unsqueeze(1))
         return seen, start, chosen
 
     @_unseen
     def attend_parallel(
-        self, target_pool: Tensor, draft_pool: Tensor, chosen: Selection, slots: Tensor, seen: Tensor, rows: Rows,
+        self, pools: tuple[Tensor, Tensor], chosen: Selection, slots: tuple[Tensor, Tensor], seen: Tensor, rows: Rows,
         start: Tensor, masks: int,
     ) -> Tensor:  # fmt: skip
         """Digests of draft rows without shift, with up to ``masks`` masks guessed one by one: int64 [rows].
 
-        Each guess competes with what was selected before it; what lost once cannot come back.
+        ``slots`` of the selected tokens in the pools of target and drafter, int64 [rows, k] each. A guess competes with
+        what was selected before it; what lost once cannot come back.
         """
         tokens, ranks = chosen.tokens[:, 0], chosen.ranks[:, 0]
-        terms = _terms(tokens, _filled(_at(target_pool, slots), _at(draft_pool, slots)))
+        terms = _terms(tokens, _filled(*map(_at, pools, slots)))
         digests = terms.sum(1) % PRIME
         for step in range(1, masks + 1):
             index, guess = self._guess(seen, rows, start + step, digests)

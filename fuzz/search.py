@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ from fuzz.shrink import shrink
 from fuzz.unit import Unit
 from invariants import Relation, Verdict, all_invariants, verify
 from scenarios import Finding, Scenario, Trace, UsageError
-from strategies import faulted_scenarios, scenarios
+from strategies import configs, faulted_scenarios, scenarios
 
 BATCH: Final = 100
 """Most cases of a batch: how often a campaign hears of its progress."""
@@ -135,19 +135,20 @@ class Search:
         """Scenarios, clean or with a fault."""
         unit = self.unit
         most = MAX_DRAFT_LEN if unit.max_draft_len is None else unit.max_draft_len
-        drawn: dict[str, Any] = {
-            "workers": (unit.worker,),
-            "backends": self.engine.backends,
-            "variants": getattr(self.engine, "variants", ()),
-            "max_draft_len": most,
-        }
-        kinds = [scenarios(**drawn, max_steps=MAX_STEPS)]
+        config = configs(
+            workers=(unit.worker,),
+            backends=self.engine.backends,
+            variants=getattr(self.engine, "variants", ()),
+            max_draft_len=most,
+            plain_caches=getattr(self.engine, "plain_caches", False),
+        )
+        kinds = [scenarios(config=config, max_steps=MAX_STEPS)]
         if unit.faults:
 
             def record(scenario: Scenario) -> Mapping[str, int]:
                 return self._record(batch, scenario)
 
-            kinds.append(faulted_scenarios(record=record, **drawn))
+            kinds.append(faulted_scenarios(record=record, config=config))
         return st.one_of(kinds)
 
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:

@@ -6,6 +6,7 @@ people's tests need. One step of an engine, and the modules that speak about it:
 ========  ==================================================================  =========================================
 prepared  lengths, counts, tables and inputs of the batch are written         counters, kv_lens, rows, kv_cache, sparse
           and masks, for trees and chains, and short rows select all          trees, selection
+          in pages of whichever manager it refers to                          two_managers
           and the worker's own metadata                                       spec_metadata
 entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context,
                                                                               selection
@@ -14,21 +15,22 @@ saved     the worker borrows the metadata: originals are put aside            li
 draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse, selection
           or all nodes so far of a tree per row, and their mask               trees
           or a block of rows over a context of its own                        draft_context
+          in pages of its own, which another manager grants                   two_managers
 restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance, trees,
                                                                               draft_context
-updated   tokens are emitted, unused cache is taken back                      output, kv_cache, sparse, trees
-          and what a drafter keeps of each request follows                    history, draft_context
+updated   tokens are emitted, unused cache is taken back, from both managers  output, kv_cache, two_managers, sparse,
+          and what a drafter keeps of each request follows                    trees, history, draft_context
           and how its drafts are to be judged                                 guided, relaxed
 failed    or it broke off somewhere, and all is given back just the same      lifecycle, kv_lens, kv_cache, trees,
-                                                                              draft_context
+                                                                              draft_context, two_managers
 ========  ==================================================================  =========================================
 
 ``relations`` asks about none of them by name: two runs must end up alike. The modules are imported causes first,
 which is the order of severity.
 """
 
-from invariants import lifecycle, counters, trees, kv_lens, rows, sparse, selection, draft_context  # noqa: F401, I001
-from invariants import forced, guided, relaxed, spec_metadata, acceptance  # noqa: F401
+from invariants import lifecycle, two_managers, counters, trees, kv_lens, rows, sparse, selection  # noqa: F401, I001
+from invariants import draft_context, forced, guided, relaxed, spec_metadata, acceptance  # noqa: F401
 from invariants import kv_cache, history, output, relations  # noqa: F401
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify

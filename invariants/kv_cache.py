@@ -1,12 +1,16 @@
-"""The KV cache: a ledger of tokens and pages that balances, tables that name owned pages, and what they hold."""
+"""The KV caches: ledgers of tokens and pages that balance, tables that name owned pages, and what they hold.
+
+What is said of a manager holds for the target's and, with a separate draft KV cache, for the drafter's (``pools``).
+"""
 
 from __future__ import annotations
 
 from itertools import chain
 from typing import Final
 
-from invariants.case import StepCase
+from invariants.case import Moment, StepCase
 from invariants.check import Check
+from invariants.pools import Pool, pools
 from invariants.registry import REFERENCE, invariant
 from invariants.rows import prompt
 from scenarios.tracer import entry
@@ -15,43 +19,71 @@ CONTENT: Final = ("target_kv", "draft_kv", "draft_layers_kv", "target_indexer_kv
 """What the caches hold for each request; a drafter has one, one per layer or a context of its own."""
 
 
+_LEDGER: Final = ("kv_tokens", "kv_blocks", "free_blocks", "draft_kv_tokens", "draft_kv_blocks", "draft_free_blocks")
+_COUNTED: Final = (
+    "kv_tokens",
+    "free_blocks",
+    "draft_kv_tokens",
+    "draft_free_blocks",
+    "py_rewind_len",
+    "py_num_accepted_draft_tokens",
+)
+_TABLES: Final = (
+    "kv_cache_block_offsets",
+    "draft_kv_cache_block_offsets",
+    "block_ids_per_seq",
+    "draft_block_ids_per_seq",
+    "kv_blocks",
+    "draft_kv_blocks",
+)
+
+
 @invariant(
     "kv-ledger-balanced",
-    reads=("kv_tokens", "kv_blocks", "free_blocks", "py_rewind_len"),
-    museum=("TRT-35", "TRT-39", "TRT-40", "TRT-41", "TRT-47", "TRT-66", "TRT-69", "SGL-01"),
+    reads=(*_LEDGER, "py_rewind_len"),
+    museum=("TRT-35", "TRT-39", "TRT-40", "TRT-41", "TRT-47", "TRT-60", "TRT-66", "TRT-68", "TRT-69", "SGL-01"),
 )
 def kv_ledger_balanced(step: StepCase, check: Check) -> None:
-    """Every token and page is accounted for: granted, rewound, owned by one request, or free.
+    """Every token and page of a pool is accounted for: granted, rewound, owned by one request, or free.
 
     A generation gains ``1 + width - py_rewind_len`` tokens, a prompt is granted once, whole; pages are
     ``ceil(tokens / tokens_per_block)``; no page has two owners; owned and free pages are the pool, so when
     requests finish or fail, or dummies are freed, all of theirs are free again.
     """
-    moment = step.ledger
-    if moment is None or "kv_tokens" not in moment.seen:
+    if step.ledger is not None:
+        for pool in pools(step.config):
+            _balanced(step, step.ledger, pool, check)
+
+
+def _balanced(step: StepCase, moment: Moment, pool: Pool, check: Check) -> None:
+    seen = moment.seen
+    of_tokens, of_blocks, of_free = map(pool.field, ("kv_tokens", "kv_blocks", "free_blocks"))
+    if of_tokens not in seen:
         return
-    seen, size = moment.seen, step.config.tokens_per_block
-    tokens = seen["kv_tokens"]
-    expected = _tokens(step, seen.get("py_rewind_len", {}))
+    tokens = seen[of_tokens]
+    expected = _tokens(step, seen.get("py_rewind_len", {}), of_tokens)
     if expected is not None:
-        check.equal(moment, "kv_tokens", expected, tokens, "what was held, granted and rewound")
-    if "free_blocks" in seen:
-        free = step.config.num_blocks - sum(-(-n // size) for n in tokens.values())
-        check.equal(moment, "free_blocks", free, seen["free_blocks"], "pages that nobody owns")
-    if "kv_blocks" in seen:
-        blocks = seen["kv_blocks"]
-        counts = {r: -(-n // size) for r, n in tokens.items()}
-        check.equal(moment, "kv_blocks", counts, {r: len(b) for r, b in blocks.items()}, "pages that the tokens need")
-        owned = list(chain.from_iterable(blocks.values()))
-        twice = sorted({page for page in owned if owned.count(page) > 1}) if len(set(owned)) < len(owned) else []
-        check.that(not twice, moment, "kv_blocks", [], twice, f"pages {twice} are owned twice")
+        check.equal(moment, of_tokens, expected, tokens, "what was held, granted and rewound")
+    if of_free in seen:
+        free = pool.num_blocks - sum(map(pool.pages, tokens.values()))
+        check.equal(moment, of_free, free, seen[of_free], "pages that nobody owns")
+    if of_blocks in seen:
+        blocks = seen[of_blocks]
+        counts = {r: pool.pages(n) for r, n in tokens.items()}
+        check.equal(moment, of_blocks, counts, {r: len(b) for r, b in blocks.items()}, "pages that the tokens need")
+        twice = _twice([*chain.from_iterable(blocks.values())])
+        check.that(not twice, moment, of_blocks, [], twice, f"pages {twice} are owned twice")
 
 
-def _tokens(step: StepCase, rewinds: dict[int, int]) -> dict[int, int] | None:
+def _twice(pages: list[int]) -> list[int]:
+    return sorted({page for page in pages if pages.count(page) > 1}) if len(set(pages)) < len(pages) else []
+
+
+def _tokens(step: StepCase, rewinds: dict[int, int], field: str) -> dict[int, int] | None:
     """Tokens per request, from those of the step before; None if they were not observed."""
     rows = {row.request: row for row in step.rows}
     before = step.before.ledger if step.before is not None else None
-    held = before.seen.get("kv_tokens", {}) if before is not None else {}
+    held = before.seen.get(field, {}) if before is not None else {}
     tokens = {}
     for request in step.active:
         row = rows.get(request)
@@ -67,26 +99,45 @@ def _tokens(step: StepCase, rewinds: dict[int, int]) -> dict[int, int] | None:
 
 @invariant(
     "tables-name-owned-pages",
-    reads=("kv_cache_block_offsets", "kv_blocks"),
+    reads=_TABLES,
     museum=("TRT-42", "TRT-62", "TRT-65", "TRT-69", "TRT-90", "TRT-91", "VLL-07", "SGL-04"),
 )
 def tables_name_owned_pages(step: StepCase, check: Check) -> None:
     """The block table of a row names the pages of its request, in order, for every token granted, and no other's.
 
-    Pages stay in place from step to step; a rewind drops pages from the end.
+    Pages stay in place from step to step; a rewind drops pages from the end. What moves with host offload is where
+    a page lies, so there its id stands for it.
     """
     moment = step.prepared
-    if moment is None or "kv_cache_block_offsets" not in moment.seen:
+    if moment is None:
         return
-    tables = moment.seen["kv_cache_block_offsets"]
-    sizes = [-(-row.granted // step.config.tokens_per_block) for row in step.rows]
-    field = "kv_cache_block_offsets"
+    for pool in pools(step.config):
+        table = pool.field("kv_cache_block_offsets")
+        named = pool.field("block_ids_per_seq") if step.config.host_offload else table
+        for field in {table: None, named: None}:
+            if field in moment.seen:
+                _sized(step, moment, pool, field, check)
+        if named in moment.seen:
+            _owned(step, moment, pool, named, check)
+
+
+def _sized(step: StepCase, moment: Moment, pool: Pool, field: str, check: Check) -> None:
+    """As many places as the granted tokens need, none of them twice."""
+    tables = moment.seen[field]
+    sizes = [pool.pages(row.granted) for row in step.rows]
     check.equal(moment, field, sizes, [len(pages) for pages in tables], "pages that hold the granted tokens")
-    owned = _owned_before(step)
-    used = [*chain.from_iterable(tables), *chain.from_iterable(owned[r] for r in owned.keys() - _requests(step))]
-    twice = sorted({page for page in used if used.count(page) > 1}) if len(set(used)) < len(used) else []
+    twice = _twice([*chain.from_iterable(tables)])
     check.that(not twice, moment, field, [], twice, f"pages {twice} belong to two requests")
-    after = step.updated.seen.get("kv_blocks", {}) if step.updated is not None else {}
+
+
+def _owned(step: StepCase, moment: Moment, pool: Pool, field: str, check: Check) -> None:
+    """The pages that each request owned before and owns after the step, and none of a request that is not here."""
+    tables, of_blocks = moment.seen[field], pool.field("kv_blocks")
+    owned = _owned_before(step, of_blocks)
+    absent = [*chain.from_iterable(owned[r] for r in owned.keys() - {row.request for row in step.rows})]
+    taken = sorted(set(absent) & {*chain.from_iterable(tables)})
+    check.that(not taken, moment, field, [], taken, f"pages {taken} belong to a request that is not in the batch")
+    after = step.updated.seen.get(of_blocks, {}) if step.updated is not None else {}
     for row, pages in zip(step.rows, tables, strict=False):
         if row.request in owned:
             kept = owned[row.request]
@@ -98,16 +149,12 @@ def tables_name_owned_pages(step: StepCase, check: Check) -> None:
             )
 
 
-def _requests(step: StepCase) -> set[int | None]:
-    return {row.request for row in step.rows}
-
-
-def _owned_before(step: StepCase) -> dict[int | None, list[int]]:
+def _owned_before(step: StepCase, field: str) -> dict[int | None, list[int]]:
     """Pages of the requests that are active when the step starts."""
     before = step.before
     if before is None or before.ledger is None:
         return {}
-    blocks = before.ledger.seen.get("kv_blocks", {})
+    blocks = before.ledger.seen.get(field, {})
     return {request: pages for request, pages in blocks.items() if request not in before.asked.finish}
 
 
@@ -135,14 +182,14 @@ def target_cache_holds_the_text(step: StepCase, check: Check) -> None:
 
 @invariant(
     "kv-ledger-equals-reference",
-    reads=("kv_tokens", "free_blocks", "py_rewind_len", "py_num_accepted_draft_tokens"),
-    museum=("TRT-35", "TRT-36", "TRT-39", "TRT-66", "SGL-01"),
+    reads=_COUNTED,
+    museum=("TRT-35", "TRT-36", "TRT-39", "TRT-60", "TRT-66", "TRT-68", "SGL-01"),
     kind=REFERENCE,
 )
 def kv_ledger_equals_reference(step: StepCase, check: Check) -> None:
     """After each step, and after a failure that was handled, tokens held and pages free are the reference's."""
     if step.ledger is not None:
-        check.said(step.ledger, ("kv_tokens", "free_blocks", "py_rewind_len", "py_num_accepted_draft_tokens"))
+        check.said(step.ledger, _COUNTED)
 
 
 @invariant(

@@ -35,6 +35,7 @@ from typing import Final
 from invariants.case import Moment, Run, StepCase
 from invariants.check import Check
 from invariants.lifecycle import LAYOUT
+from invariants.pools import read_by
 from invariants.registry import REFERENCE, invariant
 from invariants.trees import OFFSETS
 
@@ -261,19 +262,20 @@ def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
 
 @invariant(
     "kv-lens-within-pages",
-    reads=("kv_lens_cuda", "kv_cache_block_offsets"),
-    museum=("TRT-04", "TRT-13", "TRT-34", "TRT-39", "TRT-42", "VLL-07"),
+    reads=("kv_lens_cuda", "kv_cache_block_offsets", "draft_kv_cache_block_offsets"),
+    museum=("TRT-04", "TRT-13", "TRT-34", "TRT-39", "TRT-42", "TRT-68", "VLL-07", "VLL-08"),
 )
 def kv_lens_within_pages(step: StepCase, check: Check) -> None:
-    """No forward, target's or drafter's, reaches past the pages that its row was granted."""
-    if step.prepared is None or "kv_cache_block_offsets" not in step.prepared.seen:
-        return
-    size = step.config.tokens_per_block
-    room = [len(pages) * size for pages in step.prepared.seen["kv_cache_block_offsets"]]
+    """No forward, target's or drafter's, reaches past the pages that its row was granted in the pool that it reads."""
+    tables = step.prepared.seen if step.prepared is not None else {}
     for run in step.runs:
         for moment in (run.entered, *run.drafts.values()):
             if moment is not None and "kv_lens_cuda" in moment.seen and not step.reads_own_context(moment):
-                kv = moment.seen["kv_lens_cuda"]
+                pool, kv = read_by(step.config, moment), moment.seen["kv_lens_cuda"]
+                field = pool.field("kv_cache_block_offsets")
+                if field not in tables:
+                    continue
+                room = [len(pages) * pool.tokens_per_block for pages in tables[field]]
                 fits = len(kv) == len(room) and all(map(int.__le__, kv, room))
                 check.that(fits, moment, "kv_lens_cuda", room, kv, f"lengths {kv} exceed the granted {room} tokens")
 

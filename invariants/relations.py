@@ -18,8 +18,9 @@ from scenarios import FIELDS, Phase, Scenario
 _OBJECTS: Final = frozenset(
     {
         "identity",
-        "kv_blocks",
-        "kv_cache_block_offsets",
+        *("kv_blocks", "kv_cache_block_offsets", "block_ids_per_seq", "kv_pool_indices"),
+        *("draft_kv_blocks", "draft_kv_cache_block_offsets", "draft_block_ids_per_seq", "draft_kv_pool_indices"),
+        "connector_block_ids",
         "block_table",
         "block_table_expanded",
         "indexer_k_cache_block_offsets",
@@ -32,7 +33,8 @@ _OBJECTS: Final = frozenset(
 _DECIDED: Final = frozenset({"skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs", "topk_indices_buffer"})
 """A graph cannot decide anew whether rows are short enough to go without their indexer."""
 _STATE: Final = (*CONTENT, *KEPT)
-_RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", "draft_tree", "matchers", "relaxed_delta", *_STATE)
+_MANAGERS: Final = ("kv_tokens", "free_blocks", "draft_kv_tokens", "draft_free_blocks")
+_RESULTS: Final = ("emitted", *_MANAGERS, "draft_tree", "matchers", "relaxed_delta", *_STATE)
 _SEEN: Final = tuple(field for field in FIELDS if field not in _OBJECTS)
 
 
@@ -93,3 +95,17 @@ def chunked_equals_one_shot(scenario: Scenario) -> Twin | None:
     """A prompt computed in chunks leaves the text and both caches as if it had been computed at once."""
     edited = twins.one_shot(scenario) if twins.repeatable(scenario) else None
     return Twin(*edited, fields=("emitted", *_STATE), known=True) if edited else None
+
+
+@relation(
+    "cache-layout-does-not-matter",
+    reads=(*_RESULTS, "py_num_accepted_draft_tokens"),
+    museum=("TRT-62", "TRT-64", "TRT-65", "VLL-08"),
+)
+def cache_layout_does_not_matter(scenario: Scenario) -> Twin | None:
+    """Caches of their own, another version of the managers, pages that move: all is as with one manager, V1, in place.
+
+    Issue #18662: with one version of the manager no draft was ever accepted, and all else worked.
+    """
+    edited = twins.one_manager(scenario) if twins.fault_free(scenario) else None
+    return Twin(*edited, fields=(*_RESULTS, "py_num_accepted_draft_tokens")) if edited else None

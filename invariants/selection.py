@@ -12,6 +12,7 @@ from typing import Final
 
 from invariants.case import Moment, StepCase
 from invariants.check import Check
+from invariants.pools import read_by
 from invariants.registry import REFERENCE, invariant
 from invariants.sparse import forwards
 
@@ -61,14 +62,17 @@ def skipped_rows_see_all_of_theirs(step: StepCase, check: Check) -> None:
 
 @invariant(
     "expanded-rows-follow-their-generation",
-    reads=(*_EXPANDED, "kv_cache_block_offsets", "kv_lens_cuda", "num_contexts"),
-    museum=("TRT-16", "TRT-19"),
+    reads=(*_EXPANDED, "kv_cache_block_offsets", "draft_kv_cache_block_offsets", "kv_lens_cuda", "num_contexts"),
+    museum=("TRT-16", "TRT-19", "TRT-63"),
 )
 def expanded_rows_follow_their_generation(step: StepCase, check: Check) -> None:
-    """Where each token of a generation is a row of its own, every such row has its generation's length and pages."""
+    """Where each token of a generation is a row of its own, every such row has its generation's length and pages.
+
+    A draft call over a cache of its own reads pages of that.
+    """
     tokens = 1 + step.config.max_draft_len
     lens, pages = _EXPANDED
-    owned = step.prepared.seen.get("kv_cache_block_offsets") if step.prepared is not None else None
+    prepared = step.prepared.seen if step.prepared is not None else {}
     for moment in forwards(step):
         seen = moment.seen
         if "kv_lens_cuda" not in seen or "num_contexts" not in seen:
@@ -77,18 +81,21 @@ def expanded_rows_follow_their_generation(step: StepCase, check: Check) -> None:
         if lens in seen:
             expected = [kv for kv in kv_lens[first:] for _ in range(tokens)]
             check.equal(moment, lens, expected, seen[lens], f"kv_lens_cuda is {kv_lens}")
-        if pages in seen and owned is not None:
-            used = [row[: -(-kv // step.config.tokens_per_block)] for row, kv in zip(owned, kv_lens, strict=False)]
+        pool = read_by(step.config, moment)
+        source = pool.field("kv_cache_block_offsets")
+        if pages in seen and source in prepared and "kv_lens_cuda" in prepared:
+            rows = zip(prepared[source], prepared["kv_lens_cuda"], strict=False)
+            used = [row[: pool.pages(kv)] for row, kv in rows]
             expected_pages = [row for row in used[first:] for _ in range(tokens)]
-            check.equal(moment, pages, expected_pages, seen[pages], "so says kv_cache_block_offsets")
+            check.equal(moment, pages, expected_pages, seen[pages], f"so says {source}")
 
 
 @invariant("context-windows-end-at-their-token", reads=_PREFILL, museum=("TRT-17",))
 def context_windows_end_at_their_token(step: StepCase, check: Check) -> None:
-    """The keys of contexts lie one request after the other, cached ones included; a token sees those up to its own."""
-    moment = step.prepared
-    if moment is None:
-        return
+    """The keys of contexts lie one request after the other, cached ones included; a token sees those up to its own.
+
+    A draft call looks for the same keys in the cache that it reads.
+    """
     rows = step.rows[: step.num_contexts]
     firsts = list(accumulate((row.past + row.query for row in rows), initial=0))
     windows = [
@@ -102,8 +109,9 @@ def context_windows_end_at_their_token(step: StepCase, check: Check) -> None:
         "fullkv_owners": [[row.index, place] for row in rows for place in range(row.past + row.query)],
     }
     for field, value in expected.items():
-        if field in moment.seen:
-            check.equal(moment, field, value, moment.seen[field], "so were the contexts asked for")
+        for seen_at in forwards(step):
+            if field in seen_at.seen:
+                check.equal(seen_at, field, value, seen_at.seen[field], "so were the contexts asked for")
 
 
 @invariant(

@@ -12,6 +12,7 @@ from typing import Final
 
 from invariants.case import Moment, StepCase
 from invariants.check import Check
+from invariants.pools import read_by
 from invariants.registry import REFERENCE, invariant
 
 _LENS: Final = ("_seq_lens", "kv_lens_cuda")
@@ -114,20 +115,28 @@ def gen_kv_lens_in_every_column(step: StepCase, check: Check) -> None:
 
 @invariant(
     "sparse-tables-name-owned-pages",
-    reads=(*_TABLES, "kv_cache_block_offsets", "kv_lens_cuda"),
-    museum=("TRT-63", "TRT-62", "VLL-07"),
+    reads=(*_TABLES, "kv_cache_block_offsets", "draft_kv_cache_block_offsets", "kv_lens_cuda"),
+    museum=("TRT-63", "TRT-62", "VLL-07", "VLL-08"),
 )
 def sparse_tables_name_owned_pages(step: StepCase, check: Check) -> None:
-    """The tables of indexer and selection name each row's own pages, in order, for its whole length."""
+    """The tables of indexer and selection name each row's own pages, in order, for its whole length.
+
+    In a draft call over a cache of its own they are pages of the drafter's pool, of the size that it has there. After
+    the forward they are the target's again, and after a failure.
+    """
     prepared = step.prepared
-    if prepared is None or "kv_cache_block_offsets" not in prepared.seen or "kv_lens_cuda" not in prepared.seen:
+    if prepared is None or "kv_lens_cuda" not in prepared.seen:
         return
-    rows = zip(prepared.seen["kv_cache_block_offsets"], prepared.seen["kv_lens_cuda"], strict=False)
-    expected = [pages[: -(-kv // step.config.tokens_per_block)] for pages, kv in rows]
-    for moment in forwards(step):
+    for moment in step.moments:
+        pool = read_by(step.config, moment)
+        source = pool.field("kv_cache_block_offsets")
+        if source not in prepared.seen:
+            continue
+        rows = zip(prepared.seen[source], prepared.seen["kv_lens_cuda"], strict=False)
+        expected = [pages[: pool.pages(kv)] for pages, kv in rows]
         for field in _TABLES:
             if field in moment.seen:
-                check.equal(moment, field, expected, moment.seen[field], "so says kv_cache_block_offsets")
+                check.equal(moment, field, expected, moment.seen[field], f"so says {source}")
 
 
 @invariant("indexer-keys-equal-cache", reads=tuple(f for pair in _INDEXED for f in pair), museum=("TRT-63",))

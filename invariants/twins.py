@@ -72,6 +72,21 @@ def eager(scenario: Scenario) -> Edited | None:
     return _valid(scenario, steps, ((i, i) for i, s in enumerate(scenario.steps) if s.phase is Phase.REPLAY))
 
 
+def one_manager(scenario: Scenario) -> Edited | None:
+    """The scenario with target and drafter in one pool, managed as by default. Pairs: all steps, unless it is so."""
+    config = replace(
+        scenario.config,
+        use_separate_draft_kv_cache=False,
+        draft_num_blocks=0,
+        draft_tokens_per_block=0,
+        kv_cache_manager="V1",
+        host_offload=False,
+    )
+    if config == scenario.config:
+        return None
+    return _valid(replace(scenario, config=config), scenario.steps, ((i, i) for i in range(len(scenario.steps))))
+
+
 def served_alone(scenario: Scenario) -> Edited | None:
     """The scenario with each served batch cut into batches of one row, one after the other; no start-up.
 

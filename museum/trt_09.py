@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, PARD, Patch, bug
+from museum.bug import EAGLE3, MTP_EAGLE, Patch, bug
 
 
 @bug(
@@ -51,7 +51,7 @@ def shallow_copy_of_maps(patch: Patch) -> None:
 @bug(
     "TRT-09",
     kind="K2",
-    workers=(EAGLE3, PARD),
+    workers=(EAGLE3, MTP_EAGLE),
     variant="saved",
     title="Captured graphs and served batches note what they have saved in the same place",
     reference="TensorRT-LLM #17932",

@@ -30,18 +30,3 @@ def stale_map(patch: Patch) -> None:
         pass
 
     patch(DSAtrtllmAttentionMetadata, "_update_req_idx_per_token", _update_req_idx_per_token)
-
-
-@bug(
-    "TRT-12",
-    kind="K1",
-    workers=(EAGLE3, MTP_EAGLE),
-    variant="scales",
-    title="From the second draft call on, the scales of the keys go where the target's tokens had theirs",
-    reference="TensorRT-LLM #16925, #17240",
-    caught_by=("slots-in-own-pages",),
-)
-def stale_scales(patch: Patch) -> None:
-    from museum.trt_16 import hook_forgets
-
-    hook_forgets(patch, "slot_mapping_scale")

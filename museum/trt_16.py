@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DRAFT_TARGET, EAGLE3, PARD, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, PARD, Patch, bug
 
 
 def hook_forgets(patch: Patch, *buffers: str) -> None:
@@ -76,3 +76,16 @@ def repeated_lengths(patch: Patch) -> None:
 )
 def dense_rows(patch: Patch) -> None:
     hook_forgets(patch, "topk_indices_buffer")
+
+
+@bug(
+    "TRT-16",
+    kind="K1",
+    workers=(EAGLE3, MTP_EAGLE),
+    variant="scales",
+    title="In the draft loop the scales of the keys go where the target's rows had theirs",
+    reference=_REFERENCE,
+    caught_by=("slots-in-own-pages",),
+)
+def scales(patch: Patch) -> None:
+    hook_forgets(patch, "slot_mapping_scale")

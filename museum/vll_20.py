@@ -25,7 +25,7 @@ def offset_overflows(patch: Patch) -> None:
 
     write = tracer._write
 
-    def _write(pool: Any, table: Any, *args: Any) -> None:
-        write(pool, table % _PAGES, *args)
+    def _write(cache: Any, *args: Any) -> None:
+        write(tracer.Cache(cache.pool, cache.table % _PAGES), *args)
 
     patch(tracer, "_write", _write)

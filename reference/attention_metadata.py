@@ -23,8 +23,13 @@ def metadata(
     counted: Sequence[int] | None = None,
     saved: Sequence[str] = (),
     use_spec_decoding: bool = True,
+    manager: str = "target",
 ) -> Fields:
-    """The fields that every sub-step but ``updated`` has. ``counted``: lengths that ``on_update`` last saw."""
+    """The fields that every sub-step but ``updated`` has.
+
+    counted  lengths that ``on_update`` last saw
+    manager  whose pages the metadata refers to: the target's but for draft calls over a cache of their own
+    """
     counted = seq_lens if counted is None else counted
     num_generations = len(seq_lens) - num_contexts
     return {
@@ -38,6 +43,7 @@ def metadata(
         "host_request_types": [0] * num_contexts + [1] * num_generations,
         "use_spec_decoding": use_spec_decoding,
         "all_rank_num_tokens": None,
+        "kv_cache_manager": manager,
         "_saved_tensors": list(saved),
     }
 
@@ -67,7 +73,7 @@ def prepared(batch: Batch, config: Config) -> Fields:
     }
 
 
-def drafting(call: DraftCall, saved: Sequence[str]) -> Fields:
+def drafting(call: DraftCall, saved: Sequence[str], config: Config) -> Fields:
     """Before a call of the draft model, with the inputs of that call."""
     fields = metadata(
         call.seq_lens,
@@ -76,6 +82,7 @@ def drafting(call: DraftCall, saved: Sequence[str]) -> Fields:
         counted=call.counted,
         saved=saved,
         use_spec_decoding=call.use_spec_decoding,
+        manager="draft" if config.use_separate_draft_kv_cache else "target",
     )
     for name in ("input_ids", "position_ids", "hidden_states", "num_ctx_per_req"):
         if (value := getattr(call, name)) is not None:

@@ -9,7 +9,7 @@ from reference.batch import Batch, lay_out
 from reference.dense_selection import selection
 from reference.guided_decoding import matcher_rows, matchers
 from reference.history import History, Text, Turn
-from reference.sparse_attention import derived, prefill
+from reference.sparse_attention import derived, keys_of_contexts, prefill
 from reference.tree_attention import masks
 from reference.workers import WORKERS, DraftCall, Drafting, Fields
 from scenarios.forced_acceptance import counts, draws
@@ -120,7 +120,8 @@ class Session:
             if saved:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
-                fields = attention_metadata.drafting(call, saved)
+                fields = attention_metadata.drafting(call, saved, self._config)
+                fields |= keys_of_contexts(call, batch, self._config)
                 fields |= matcher_rows(batch, self._config, draft(i), drafting.drafts, i)
                 yield draft(i), fields | self._maps(call, batch, phase, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
@@ -190,11 +191,7 @@ class Session:
     def _ledger(self, histories: Mapping[int, History]) -> Fields:
         """What is kept for requests that have started, and for no other."""
         started = {i: history for i, history in histories.items() if history.started}
-        kv_tokens = {i: history.kv_tokens for i, history in started.items()}
-        fields: Fields = {
-            "kv_tokens": kv_tokens,
-            "free_blocks": kv_cache.free_blocks(kv_tokens.values(), self._config),
-        }
+        fields = kv_cache.ledgers({i: history.kv_tokens for i, history in started.items()}, self._config)
         if self._config.use_relaxed_acceptance_for_thinking:
             delta = round(self._config.relaxed_delta, 6)
             deltas = {i: delta if history.is_thinking else 0 for i, history in started.items()}

@@ -1,15 +1,15 @@
-"""The ledger of the KV-cache manager: how many tokens are granted and taken back, and the pages they need."""
+"""The ledgers of the KV-cache managers: how many tokens are granted and taken back, and the pages they need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from reference.batch import Row
 from scenarios.model import Config
 
 
 def granted(row: Row, first_turn: bool, width: int, config: Config) -> int:
-    """KV tokens granted for a row before its forward.
+    """KV tokens granted for a row before its forward, by either manager.
 
     The first chunk of a prompt gets the whole prompt, room for the draft loop and for ``width`` drafts; later
     chunks get nothing, a generation one token and its drafts.
@@ -24,6 +24,13 @@ def rewound(row: Row, width: int) -> int:
     return 0 if row.is_context else width - (len(row.accepted) - 1)
 
 
-def free_blocks(kv_tokens: Iterable[int], config: Config) -> int:
-    """Pages of the pool that nobody owns, given what each request holds."""
-    return config.num_blocks - sum(-(-tokens // config.tokens_per_block) for tokens in kv_tokens)
+def ledgers(kv_tokens: Mapping[int, int], config: Config) -> dict[str, object]:
+    """Fields of every manager's ledger, given what each request holds.
+
+    With a separate draft KV cache there are two, told the same; they differ in how many pages that takes.
+    """
+    fields: dict[str, object] = {}
+    for prefix, (num_blocks, tokens_per_block) in zip(("", "draft_"), config.pools, strict=False):
+        used = sum(-(-tokens // tokens_per_block) for tokens in kv_tokens.values())
+        fields |= {f"{prefix}kv_tokens": dict(kv_tokens), f"{prefix}free_blocks": num_blocks - used}
+    return fields

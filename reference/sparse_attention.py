@@ -46,5 +46,12 @@ def prefill(batch: Batch, config: Config) -> Fields:
         "cu_seqlen_ke": [end for _, end in seen],
         "ctx_kv_indptr": list(accumulate((row.kv for row in rows), initial=0)),
         "ctx_cached_token_indptr": list(accumulate((row.past for row in rows), initial=0)),
-        "fullkv_owners": [[index, position] for index, row in enumerate(rows) for position in range(row.kv)],
-    }
+    } | keys_of_contexts(batch, batch, config)
+
+
+def keys_of_contexts(forward: Batch | DraftCall, batch: Batch, config: Config) -> Fields:
+    """Where ``prepare()`` found all of their keys; a forward that has contexts looks there in the cache it reads."""
+    if not config.index_topk or not forward.num_contexts:
+        return {}
+    rows = enumerate(batch.contexts)
+    return {"fullkv_owners": [[index, position] for index, row in rows for position in range(row.kv)]}

@@ -6,6 +6,7 @@ from scenarios.finding import Finding, Violation, finding_from_json, finding_loa
 from scenarios.model import (
     BACKENDS,
     FORMAT_VERSION,
+    KV_CACHE_MANAGERS,
     WORKERS,
     BackendTraits,
     Config,
@@ -26,6 +27,7 @@ __all__ = [
     "BACKENDS",
     "FIELDS",
     "FORMAT_VERSION",
+    "KV_CACHE_MANAGERS",
     "WORKERS",
     "BackendTraits",
     "Config",

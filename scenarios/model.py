@@ -80,6 +80,11 @@ class WorkerTraits:
         """Whether guided decoding takes part in drafting: it follows a chain that a model drafts token by token."""
         return self.drafts_for_contexts and self.draft_model
 
+    @property
+    def separate_draft_kv_cache(self) -> bool:
+        """Whether its drafter may have a KV cache of its own: it has layers in one, and no context instead of it."""
+        return self.draft_model and not self.keeps_context
+
 
 WORKERS: Final[dict[str, WorkerTraits]] = {
     w.name: w
@@ -183,6 +188,10 @@ BACKENDS: Final[dict[str, BackendTraits]] = {
 """Attention backends by the name that a configuration gives them."""
 
 
+KV_CACHE_MANAGERS: Final = ("V1", "V2")
+"""Versions of the KV-cache manager; nothing that is served may differ between them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Configuration of the engine, fixed for the whole scenario.
@@ -208,6 +217,12 @@ class Config:
     use_relaxed_acceptance_for_thinking  whether requests that think accept drafts close to the target's choice
     relaxed_topk      among how many choices of the target such a draft has to be, at least 1; 0 without
     relaxed_delta     how far below the first choice its probability may be; 0 without
+    use_separate_draft_kv_cache  whether the drafter has a KV cache of its own, with a manager of its own
+    draft_num_blocks        pages of that cache; 0 without one
+    draft_tokens_per_block  tokens of one of its pages; 0 without one
+    kv_cache_manager        one of ``KV_CACHE_MANAGERS``, for target and drafter
+    host_offload            whether pages move in their pool between steps, as when they are swapped to the host and
+                            back: what a page is called then is not where it lies
     """
 
     worker: str
@@ -230,6 +245,18 @@ class Config:
     use_relaxed_acceptance_for_thinking: bool = False
     relaxed_topk: int = 0
     relaxed_delta: float = 0.0
+    use_separate_draft_kv_cache: bool = False
+    draft_num_blocks: int = 0
+    draft_tokens_per_block: int = 0
+    kv_cache_manager: str = "V1"
+    host_offload: bool = False
+
+    @property
+    def pools(self) -> tuple[tuple[int, int], ...]:
+        """Pages, and tokens of a page, of each KV cache: the target's, then the drafter's if it has its own."""
+        target = self.num_blocks, self.tokens_per_block
+        draft = self.draft_num_blocks, self.draft_tokens_per_block
+        return (target, draft) if self.use_separate_draft_kv_cache else (target,)
 
     @property
     def traits(self) -> WorkerTraits:
@@ -346,6 +373,11 @@ class Step:
     def rows(self) -> tuple[Context | Generation, ...]:
         """Rows of the batch in order."""
         return (*self.contexts, *self.generations)
+
+    def row_field(self, index: int, field: str) -> str:
+        """Path of the row with this index in the batch, ``field`` being the step's."""
+        generation = index - len(self.contexts)
+        return f"{field}.contexts[{index}]" if generation < 0 else f"{field}.generations[{generation}]"
 
 
 @dataclass(frozen=True, kw_only=True)

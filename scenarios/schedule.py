@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from scenarios import forced_acceptance as forced
 from scenarios.acceptance import check_acceptance, check_request, check_row, relaxes
+from scenarios.caches import check_caches, check_pools, pages
 from scenarios.errors import ScenarioError, closest, outside
 from scenarios.errors import require as _require
 from scenarios.model import (
@@ -66,16 +67,6 @@ class RequestState:
         return self.past < self.prompt_len
 
 
-def _blocks(tokens: int, config: Config) -> int:
-    return -(-tokens // config.tokens_per_block)
-
-
-def _row_field(step: Step, index: int, field: str) -> str:
-    """Path of the row with this index in the batch."""
-    generation = index - len(step.contexts)
-    return f"{field}.contexts[{index}]" if generation < 0 else f"{field}.generations[{generation}]"
-
-
 _LIMITS = {
     "max_draft_len": (1, 31),
     "tokens_per_block": (1, 256),
@@ -91,6 +82,8 @@ _LIMITS = {
     "max_total_draft_tokens": (0, 255),
     "force_num_accepted_tokens": (0, 32),
     "relaxed_topk": (0, 8),
+    "draft_num_blocks": (0, 16_384),
+    "draft_tokens_per_block": (0, 256),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -125,6 +118,7 @@ def check_config(config: Config) -> None:
             raise ScenarioError(f"config.{name}", f"{value} is too large", f"write at most {high}")
     check_tree(config)
     check_acceptance(config)
+    check_caches(config)
 
 
 class Schedule:
@@ -196,9 +190,9 @@ class Schedule:
         return [i for i, s in self.requests.items() if s.active and not s.in_context]
 
     @property
-    def blocks_in_use(self) -> int:
-        """Pages held by active requests between two steps."""
-        return sum(_blocks(s.granted, self.config) for s in self.requests.values() if s.active)
+    def blocks_in_use(self) -> tuple[int, ...]:
+        """Pages held by active requests between two steps, in each pool of ``Config.pools``."""
+        return pages(self.config, [s.granted for s in self.requests.values() if s.active])
 
     def draft_width(self, draft_len: int) -> int:
         """Draft slots of a generation row (upstream: length of ``py_draft_tokens``)."""
@@ -381,7 +375,7 @@ class Schedule:
         for i, row in enumerate(rows[first:], first):
             _require(
                 row.accepted >= most,
-                _row_field(step, i, field),
+                step.row_field(i, field),
                 f"the target agrees with {row.accepted - 1} of its drafts, and {most - 1} may be accepted by force",
                 f"write accept of {most} or more" if row.request is None else "raise agree in the request's last step",
             )
@@ -420,7 +414,7 @@ class Schedule:
         for i, row in enumerate(rows):
             if row.request in seen:
                 raise ScenarioError(
-                    f"{_row_field(step, i, field)}.request",
+                    f"{step.row_field(i, field)}.request",
                     f"request {row.request} is in the batch twice",
                     "list each request once",
                 )
@@ -443,18 +437,12 @@ class Schedule:
             longest = row.past + row.query + config.num_extra_kv_tokens
             if longest > config.max_seq_len:
                 raise ScenarioError(
-                    _row_field(step, i, field),
+                    step.row_field(i, field),
                     f"its KV length {longest} (extra tokens included) exceeds max_seq_len {config.max_seq_len}",
                     "end the request earlier or raise config.max_seq_len",
                 )
-        held = sum(_blocks(s.granted, config) for r, s in self.requests.items() if s.active and r not in seen)
-        needed = held + sum(_blocks(r.granted, config) for r in rows)
-        _require(
-            needed <= config.num_blocks,
-            field,
-            f"{needed} KV-cache pages exceed num_blocks {config.num_blocks}",
-            "end requests earlier or raise config.num_blocks",
-        )
+        held = [s.granted for r, s in self.requests.items() if s.active and r not in seen]
+        check_pools(config, (*held, *(r.granted for r in rows)), field)
 
     def _check_graph(self, step: Step, field: str) -> None:
         if step.phase in (Phase.CAPTURE, Phase.REPLAY):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
 
@@ -34,6 +34,16 @@ _MAX_NODES: Final = 34
 _WORD: Final = 32
 """Draft nodes that would fit into one word of a mask, if there were not the root beside them."""
 _SEEDS: Final = 16
+_CACHES: Final = (
+    *((False, "V1", False),) * 4,
+    (True, "V1", False),
+    (True, "V2", False),
+    (True, "V1", True),
+    (True, "V2", True),
+    (False, "V2", False),
+    (False, "V1", True),
+)
+"""Whether the drafter has a KV cache of its own, the version of the managers, and whether pages move."""
 _SLACK: Final = 16
 """Tokens by which a tight limit exceeds the least."""
 _TIGHT: Final = (
@@ -57,6 +67,7 @@ def configs(
     variants: Collection[str] = (),
     max_draft_len: int = 7,
     max_batch: int = 8,
+    plain_caches: bool = False,
 ) -> st.SearchStrategy[Config]:
     """Configurations that can serve at least one request.
 
@@ -67,8 +78,10 @@ def configs(
     variants       ways to accept and to read drafts that may be drawn, of ``VARIANTS``, by default none
     max_draft_len  largest ``Config.max_draft_len``, at most 31; drawn is this one, or one of 1, 2, 3, 4, 7 below it
     max_batch      largest ``Config.max_num_requests``, at most 256
+    plain_caches   whether target and drafter always share one KV cache of version V1, whose pages stay in place
 
-    Pages of 1 to 8 tokens. In seven of ten, one or more of pool, ``max_num_tokens`` and ``max_seq_len`` are so small
+    Pages of 1 to 8 tokens; in four of ten, where the worker allows it, the drafter's cache has a manager and pages of
+    its own. In seven of ten, one or more of the pools, ``max_num_tokens`` and ``max_seq_len`` are so small
     that a few steps exhaust them. Shrinks to a roomy configuration with draft length 1. Raises ``UsageError`` for a
     name that does not exist or a number that is out of range.
     """
@@ -82,7 +95,8 @@ def configs(
     in_range("configs", "max_batch", max_batch, 1, MANY)
     draft_lens = tuple(dict.fromkeys((*(k for k in _DRAFT_LENS if k < max_draft_len), max_draft_len)))
     rows = (max_batch, *(n for n in _ROWS if n < max_batch), max_batch)
-    return _configs(names, known_backends, tuple(variants), draft_lens, rows)
+    caches = _CACHES[:1] if plain_caches else _CACHES
+    return _configs(names, known_backends, tuple(variants), draft_lens, rows, caches)
 
 
 def _names(argument: str, names: Collection[str], known: Collection[str]) -> tuple[str, ...]:
@@ -103,12 +117,14 @@ def _configs(
     variants: tuple[str, ...],
     draft_lens: tuple[int, ...],
     rows: tuple[int, ...],
+    caches: tuple[tuple[bool, str, bool], ...],
 ) -> Config:
     worker = choose(draw, workers)
     backend = choose(draw, backends if WORKERS[worker].sparse else [b for b in backends if b in DENSE])
     draft_len, block, max_rows = choose(draw, draft_lens), choose(draw, _BLOCKS), choose(draw, rows)
     runs, budget, seed = digits(draw, (len(_RUNS), len(_BUDGETS), _SEEDS))
     tight = choose(draw, _TIGHT)
+    separate, manager, offload = choose(draw, caches)
     topk, nodes = 0, 0
     if WORKERS[worker].tree:
         draft_len = min(draft_len, _MAX_DEPTH)
@@ -129,8 +145,18 @@ def _configs(
         index_topk=choose(draw, _TOPK) if BACKENDS[backend].sparse else 0,
         dynamic_tree_max_topK=topk,
         max_total_draft_tokens=nodes,
+        kv_cache_manager=manager,
+        host_offload=offload,
     )
+    if separate and config.traits.separate_draft_kv_cache:
+        config = _with_draft_cache(config, choose(draw, _BLOCKS))
     return draw_variants(draw, _tighten(draw, config, tight) if tight else config, variants)
+
+
+def _with_draft_cache(config: Config, block: int) -> Config:
+    """``config`` with a cache of the drafter's own that holds as many tokens, in pages of this size."""
+    blocks = pages(config.num_blocks * config.tokens_per_block, block)
+    return replace(config, use_separate_draft_kv_cache=True, draft_num_blocks=blocks, draft_tokens_per_block=block)
 
 
 def _tighten(draw: Draw, config: Config, tight: Collection[str]) -> Config:
@@ -138,8 +164,10 @@ def _tighten(draw: Draw, config: Config, tight: Collection[str]) -> Config:
     extra, fed = config.num_extra_kv_tokens, config.tokens_per_gen_step(config.max_draft_len)
     prompt = max(1, config.least_history)
     if "pool" in tight:
-        start = pages(prompt + extra + fed, config)
-        config = replace(config, num_blocks=start + pick(draw, 4 * start))
+        for name, (_, size) in zip(("num_blocks", "draft_num_blocks"), config.pools):
+            start = pages(prompt + extra + fed, size)
+            tight_pool: dict[str, Any] = {name: start + pick(draw, 4 * start)}
+            config = replace(config, **tight_pool)
     if "tokens" in tight:
         config = replace(config, max_num_tokens=fed + pick(draw, 2 * fed + _SLACK))
     if "length" in tight:
@@ -186,8 +214,9 @@ def room_of(strategy: str, config: Config) -> Room:
     room = Room(Schedule(config), least_draft_len(config))
     if not room.takes_prompt:
         need = room.least_prompt + room.extra
+        least = [pages(need + room.width, size) for size in room.sizes]
+        blocks = " and ".join(f"{name} of {n}" for name, n in zip(("num_blocks", "draft_num_blocks"), least))
         raise UsageError(
-            f"{strategy}(): config holds no request; write num_blocks of {pages(need + room.width, config)} or more "
-            f"and max_seq_len of {need} or more"
+            f"{strategy}(): config holds no request; write {blocks} or more and max_seq_len of {need} or more"
         )
     return room

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from operator import le, sub
 from typing import Final, NamedTuple
 
 from hypothesis import strategies as st
 
-from scenarios import Config, Context, Generation, RequestState, Schedule, UsageError
+from scenarios import Context, Generation, RequestState, Schedule, UsageError
 from strategies.acceptance import draw_near, least_agreement, most_agreement
 from strategies.choices import Draw, arrangement, choose, in_range
 from strategies.drafting import draw_agreements
@@ -27,13 +28,13 @@ class Layout(NamedTuple):
     generations: tuple[Generation, ...]
 
 
-def pages(tokens: int, config: Config) -> int:
-    """KV-cache pages that hold so many tokens."""
-    return -(-tokens // config.tokens_per_block)
+def pages(tokens: int, tokens_per_block: int) -> int:
+    """KV-cache pages of this size that hold so many tokens."""
+    return -(-tokens // tokens_per_block)
 
 
 class Room:
-    """What a step with this draft length may still take: rows, tokens of the target forward, KV-cache pages.
+    """What a step with this draft length may still take: rows, tokens of the target forward, pages of every KV cache.
 
     It follows the grants of ``Schedule``, so that whatever is admitted is valid.
     """
@@ -46,7 +47,8 @@ class Room:
         self.fed = config.tokens_per_gen_step(draft_len)
         self.rows = config.max_num_requests
         self.tokens = config.max_num_tokens
-        self.pages = config.num_blocks - schedule.blocks_in_use
+        self.sizes = [size for _, size in config.pools]
+        self.pages = [blocks - used for (blocks, _), used in zip(config.pools, schedule.blocks_in_use)]
         self.least_prompt = max(1, config.least_history)
 
     @property
@@ -55,7 +57,7 @@ class Room:
         config = self.config
         if not self.rows or not self.tokens:
             return 0
-        in_pool = self.pages * config.tokens_per_block - self.extra - self.width
+        in_pool = self._hold(self.pages) - self.extra - self.width
         longest = min(in_pool, config.max_seq_len - self.extra)
         return longest if config.traits.chunked_prefill else min(longest, self.tokens)
 
@@ -73,12 +75,14 @@ class Room:
         if self.rows <= later or self.tokens < self.fed * (later + 1):
             return -1
         least = self.extra + self.width + 1
-        in_pool = (self.pages - later * pages(config.least_history + least, config)) * config.tokens_per_block - least
+        reserved = self._pages(config.least_history + least)
+        left = [free - later * needed for free, needed in zip(self.pages, reserved)]
+        in_pool = self._hold(left) - least
         return min(in_pool, config.max_seq_len - self.extra - self.fed)
 
     def start(self, prompt_len: int) -> None:
         """Grant the pages of a whole prompt."""
-        self.pages -= pages(prompt_len + self.extra + self.width, self.config)
+        self._grant(self._pages(prompt_len + self.extra + self.width))
 
     def start_dummy(self, past: int) -> None:
         """Grant the pages and take the rows of a dummy generation."""
@@ -103,19 +107,29 @@ class Room:
             self.rows > 0
             and self.tokens >= self.fed
             and state.past + self.fed + self.extra <= config.max_seq_len
-            and self._growth(state) <= self.pages
+            and all(map(le, self._growth(state), self.pages))
         )
 
     def admit_generation(self, state: RequestState) -> bool:
         """Take the row of a request that verifies its drafts, if it fits."""
         if not self.admits_generation(state):
             return False
-        self.pages -= self._growth(state)
+        self._grant(self._growth(state))
         self.take(self.fed)
         return True
 
-    def _growth(self, state: RequestState) -> int:
-        return pages(state.granted + 1 + self.width, self.config) - pages(state.granted, self.config)
+    def _growth(self, state: RequestState) -> list[int]:
+        return [*map(sub, self._pages(state.granted + 1 + self.width), self._pages(state.granted))]
+
+    def _hold(self, free: list[int]) -> int:
+        """Tokens that all pools can hold in so many pages each."""
+        return min(blocks * size for blocks, size in zip(free, self.sizes))
+
+    def _pages(self, tokens: int) -> list[int]:
+        return [pages(tokens, size) for size in self.sizes]
+
+    def _grant(self, needed: list[int]) -> None:
+        self.pages = [*map(sub, self.pages, needed)]
 
 
 def layouts(schedule: Schedule, *, draft_len: int) -> st.SearchStrategy[Layout]:

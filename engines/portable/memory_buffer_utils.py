@@ -27,12 +27,14 @@ class Buffers:
         self.device = device
         self.buffers: dict[str, list[_Block]] = {}
 
-    def get_buffer(self, shape: Sequence[int], dtype: torch.dtype, buffer_name: str, reserve_buffer: bool) -> Tensor:
+    def get_buffer(
+        self, tensor_shape: Sequence[int], dtype: torch.dtype, buffer_name: str, reserve_buffer: bool
+    ) -> Tensor:
         """A tensor at the start of a block of that name: the smallest that is large enough, reserved ones first.
 
         Unless ``reserve_buffer`` is set, and where there is none, blocks that are not reserved give way to a new one.
         """
-        size = math.prod(shape) * dtype.itemsize
+        size = math.prod(tensor_shape) * dtype.itemsize
         blocks = self.buffers.setdefault(buffer_name, [])
         fitting = [block for block in blocks if block.storage.numel() >= size] if reserve_buffer else []
         block = min(fitting, key=lambda b: (not b.is_reserved, b.storage.numel()), default=None)
@@ -40,4 +42,4 @@ class Buffers:
             block = _Block(torch.zeros(size, dtype=torch.uint8, device=self.device), reserve_buffer)
             self.buffers[buffer_name] = [*(b for b in blocks if b.is_reserved), block]
         block.is_reserved |= reserve_buffer
-        return block.storage[:size].view(dtype).view(*shape)
+        return block.storage[:size].view(dtype).view(*tensor_shape)

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from weakref import ref
 
-import torch
 from torch import Tensor
 
+from engines.portable import cache_observation
 from engines.portable._utils import is_current_stream_capturing
-from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.attention.backends.interface import AttentionMetadata
+from engines.portable.cache_observation import CacheObserver
 from engines.portable.context_observation import DraftContext
-from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
+from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from engines.portable.spec_observation import (
@@ -32,9 +33,7 @@ from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED,
 
 Fields = dict[str, Any]
 
-_IDENTITY = ("_seq_lens", "_seq_lens_cuda", "kv_lens_cuda", "host_request_types", "kv_cache_block_offsets")
-_CACHES = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
-"""What the pools of the KV-cache manager hold, in order; a dense backend has the first two, vanilla MTP others."""
+_IDENTITY = ("_seq_lens", "_seq_lens_cuda", "kv_lens_cuda", "host_request_types", *cache_observation.IDENTITY)
 _WORKER_STATE = ("_spec_dec_attn_metadata", "_kv_rewind_pending", "_ctx_len_restore_pending")
 """Worker attributes that say whether something is still to be put back."""
 
@@ -43,17 +42,17 @@ _PLAIN: Final = (type(None), bool, int, str, tuple)
 
 
 class Labels:
-    """Names tensor objects: the same object has the same label for as long as it lives."""
+    """Names objects: the same object has the same label for as long as it lives."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ref[Tensor], str]] = {}
+        self._known: dict[int, tuple[ref[Any], str]] = {}
         self._count = 0
 
-    def __call__(self, tensor: Tensor) -> str:
-        known = self._known.get(id(tensor))
-        if known is None or known[0]() is not tensor:
+    def __call__(self, value: Any) -> str:
+        known = self._known.get(id(value))
+        if known is None or known[0]() is not value:
             self._count += 1
-            known = self._known[id(tensor)] = ref(tensor), f"tensor-{self._count}"
+            known = self._known[id(value)] = ref(value), f"tensor-{self._count}"
         return known[1]
 
 
@@ -73,11 +72,12 @@ class Observer:
     def __init__(self, config: Config, executor: PyExecutor, worker: Any, context: DraftContext | None = None) -> None:
         self._config = config
         self._executor = executor
-        self._kv_cache_manager = executor.kv_cache_manager
+        self._device = executor.kv_cache_manager.device
+        self._caches = CacheObserver(config, executor)
         self._worker = worker
         self._label = Labels()
         sparse = BACKENDS[config.attention_backend].sparse
-        self._sparse = SparseObserver(executor.kv_cache_manager) if sparse else None  # type: ignore[arg-type]
+        self._sparse = SparseObserver(executor.kv_cache_managers) if sparse else None  # type: ignore[arg-type]
         self._context = context
         self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
         self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ class Observer:
         attn, spec = result["attn_metadata"], result["spec_metadata"]
         self._attn_metadata, self._spec_metadata = attn, spec
         n = attn.num_seqs
-        pages = [len(self._kv_cache_manager.get_block_ids(r.py_request_id)) for r in self._batch.all_requests()]
+        caches = self._caches.begin(self._batch.all_requests())
         if self._sparse is not None:
             self._sparse.begin(self._batch.all_requests(), attn.kv_lens_runtime.tolist())
         fields = self._forward_metadata()
@@ -113,7 +113,6 @@ class Observer:
             host_total_kv_lens=attn.host_total_kv_lens.tolist(),
             prompt_lens_cpu=attn.prompt_lens_cpu.tolist()[:n],
             prompt_lens_cuda=attn.prompt_lens_cuda.tolist()[:n],
-            kv_cache_block_offsets=_cut(attn.kv_cache_block_offsets[0, :n, 0], pages),
             request_ids=[None if r.is_dummy else r.py_request_id for r in self._batch.all_requests()],
             gather_ids=spec.gather_ids.tolist(),
             draft_tokens=spec.draft_tokens.tolist(),
@@ -122,9 +121,11 @@ class Observer:
             input_ids=result["input_ids"].tolist(),
             position_ids=result["position_ids"].flatten().tolist(),
             **prepared_fields(spec, n),
+            **caches,
+            **self._caches.tables(attn),
         )
         if self._sparse is not None:
-            fields.update(self._sparse.prepared_fields(attn))
+            fields.update(self._sparse.prepared_fields(attn), **self._sparse.full_fields(attn))
         fields.update(self._chain_fields())
         self._add(PREPARED, fields)
 
@@ -158,6 +159,9 @@ class Observer:
         fields = self._forward_metadata(of_target=False)
         if not self._cuda_capture():
             fields.update(self._draft_inputs(kwargs), **self._matchers())
+            fields.update(self._caches.tables(self._attn_metadata, drafting=True))
+            if self._sparse is not None:
+                fields.update(self._sparse.full_fields(self._attn_metadata))
         if "all_rank_num_tokens" in kwargs:
             fields["draft_all_rank_num_tokens"] = kwargs["all_rank_num_tokens"]
         self._add(draft(self._drafts), fields)
@@ -189,12 +193,13 @@ class Observer:
         """Before the requests that are finished end."""
         requests = self._executor.active_requests
         generations = [r for r in self._batch.generation_requests if not r.is_dummy]
-        fields = self._ledger()
+        fields = self._caches.ledger()
         fields.update(
             emitted={i: list(r.generated) for i, r in requests.items()},
             py_rewind_len={r.py_request_id: r.py_rewind_len for r in generations},
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
-            **self._cache_content(requests.values()),
+            **self._caches.connector(),
+            **self._caches.content(requests.values()),
             **spec_fields(self._executor.spec_resource_manager, requests),
             **spec_slots(self._executor.spec_resource_manager),
             **matchers(self._executor.guided_decoder),
@@ -214,8 +219,8 @@ class Observer:
             lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
             fields = self._metadata(self._attn_metadata, device=not lost)
             if not lost:
-                fields.update(self._context_lengths(), **self._tree_fields(), **self._counter())
-        fields.update(spec_slots(self._executor.spec_resource_manager), **self._ledger())
+                fields.update(self._context_lengths(), **self._tree_fields(), **self._counter(), **self._tables())
+        fields.update(spec_slots(self._executor.spec_resource_manager), **self._caches.ledger())
         fields.update(
             matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
         )
@@ -224,7 +229,7 @@ class Observer:
 
     @property
     def _on_cuda(self) -> bool:
-        return self._kv_cache_manager.device.type == "cuda"
+        return self._device.type == "cuda"
 
     def _cuda_capture(self) -> bool:
         return self._on_cuda and is_current_stream_capturing()
@@ -232,13 +237,15 @@ class Observer:
     def _enter(self) -> None:
         self._run += 1
         self._drafts = 0
-        shared = {"shared_with_eager": self._shared_with_eager()} if self._attn_metadata.is_cuda_graph else {}
-        fields = {**self._forward_metadata(), **self._context_lengths(), **self._chain_fields(), **shared}
-        self._add(ENTERED, {**fields, **self._counter(), **self._matchers()})
+        fields = {**self._forward_metadata(), **self._context_lengths(), **self._chain_fields(), **self._counter()}
+        # Upstream's copies share what they save in, which a leak alone turns into a fault.
+        if self._attn_metadata.is_cuda_graph and isinstance(self._attn_metadata, AttentionMetadata):
+            fields["shared_with_eager"] = self._shared_with_eager()
+        self._add(ENTERED, {**fields, **self._matchers()})
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
         fields = {**self._metadata(self._attn_metadata), **self._context_lengths(), **self._tree_fields()}
-        fields.update({**self._chain_fields(), **self._counter(), **self._matchers()})
+        fields.update({**self._chain_fields(), **self._counter(), **self._tables(), **self._matchers()})
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -258,8 +265,13 @@ class Observer:
             fields.update(self._sparse.host_fields(attn))
             if not self._cuda_capture():
                 fields.update(self._sparse.device_fields(attn))
-                fields.update(self._sparse.expanded_fields(attn, with_pages=of_target))
+                fields.update(self._sparse.expanded_fields(attn, of_target=of_target))
         return fields | self._tree_fields()
+
+    def _tables(self) -> Fields:
+        """What names pages, once a forward has ended: of the target again."""
+        fields = self._caches.tables(self._attn_metadata)
+        return fields if self._sparse is None else fields | self._sparse.tables(self._attn_metadata)
 
     def _context_lengths(self) -> Fields:
         if self._context is None or self._cuda_capture():
@@ -278,10 +290,11 @@ class Observer:
         return self._tree.device_fields(self._attn_metadata)
 
     def _chain_fields(self) -> Fields:
-        """What the kernels are told of drafts that are chains, by the metadata of this engine."""
+        """What the kernels are told of drafts that are chains."""
         attn = self._attn_metadata
         drafts = self._tree is None and attn.num_generations > 0 and self._spec_metadata.runtime_draft_len > 0
-        if not drafts or not isinstance(attn, TrtllmAttentionMetadata) or self._cuda_capture():
+        # Of this engine's metadata alone: what upstream's has in its place is not looked into.
+        if not drafts or not isinstance(attn, AttentionMetadata) or self._cuda_capture():
             return {}
         return linear_fields(attn)
 
@@ -305,39 +318,13 @@ class Observer:
             "all_rank_num_tokens": attn.all_rank_num_tokens,
             "_saved_tensors": list(attn._saved_tensors),
             # A version of upstream may lack one of them, or compute it.
-            "identity": {name: self._label(getattr(attn, name)) for name in self._objects if name in vars(attn)},
+            "identity": {n: self._label(vars(attn)[n]) for n in self._objects if vars(attn).get(n) is not None},
+            **self._caches.referred(attn),
         }
         if device and not self._cuda_capture():
             fields["_seq_lens_cuda"] = attn._seq_lens_cuda.tolist()
             fields["kv_lens_cuda"] = attn.kv_lens_cuda.tolist()[:n]
         return fields
-
-    def _ledger(self) -> Fields:
-        manager, requests = self._kv_cache_manager, self._executor.active_requests
-        return {
-            "kv_tokens": {i: manager.get_num_tokens(i) for i in requests},
-            "kv_blocks": {i: list(manager.get_block_ids(i)) for i in requests},
-            "free_blocks": manager.get_num_free_blocks(),
-        }
-
-    def _cache_content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, Any]]:
-        """Entries of the committed slots of each request, in every pool, read in one go."""
-        manager = self._kv_cache_manager
-        size = manager.tokens_per_block
-        used = {r.py_request_id: r.num_cached_tokens for r in requests}
-        blocks = {i: manager.get_block_ids(i)[: -(-tokens // size)] for i, tokens in used.items()}
-        pages = torch.tensor([b for owned in blocks.values() for b in owned], dtype=torch.int64, device=manager.device)
-        pools = manager.kv_cache_pools.index_select(1, pages).flatten(1).tolist()
-        content: list[dict[int, list[int]]] = [{} for _ in pools]
-        begin = 0
-        for i, tokens in used.items():
-            for slots, kept in zip(pools, content):
-                kept[i] = slots[begin : begin + tokens]
-            begin += len(blocks[i]) * size
-        if self._config.worker == "MTPWorker":
-            target, *layers = content
-            return {"target_kv": target, "draft_layers_kv": {i: [layer[i] for layer in layers] for i in used}}
-        return dict(zip(_CACHES, content))
 
     def _add(self, name: str, fields: Fields, run: int | None = None) -> None:
         number = max(self._run, 0) if run is None else run

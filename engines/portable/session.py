@@ -180,6 +180,7 @@ class PortableSession:
         return [
             Seam("kv_cache_manager.prepare_resources", manager, "prepare_resources", SiteClass.ALLOC),
             Seam("model_engine.prepare_inputs", engine, "_prepare_inputs", launch, after=watch.prepared),
+            *self._draft_cache_seams(),
             Seam("attn_metadata.prepare", attn, "prepare", launch),
             Seam("spec_metadata.prepare", spec, "prepare", launch),
             Seam("model.forward", model, "forward", None, before=watch.entered),
@@ -208,6 +209,20 @@ class PortableSession:
             Seam("attn_metadata.copy", attn, "create_cuda_graph_metadata", None, after=self._adopt(attn)),
             Seam("spec_metadata.copy", spec, "create_cuda_graph_metadata", None, after=self._adopt(spec)),
         ]  # fmt: skip
+
+    def _draft_cache_seams(self) -> list[Seam]:
+        """Seams of a separate draft KV cache: its manager, and the metadata that refers to it for a while."""
+        attn, manager = self._executor.model_engine.attn_metadata, self._executor.draft_kv_cache_manager
+        if manager is None:
+            return []
+        # Called by prepare too, and halfway through a swap.
+        tables = "prepare_for_indexer_k_cache"
+        return [
+            *([Seam(f"attn_metadata.{tables}", attn, tables, SiteClass.LAUNCH)] if hasattr(attn, tables) else []),
+            Seam("draft_kv_cache_manager.prepare_resources", manager, "prepare_resources", SiteClass.ALLOC),
+            Seam("attn_metadata.prepare_for_draft_forward", attn, "prepare_for_draft_forward", SiteClass.HOOK),
+            Seam("attn_metadata.restore_after_draft_forward", attn, "restore_after_draft_forward", SiteClass.RESTORE),
+        ]
 
     def _draft_seams(self, watch: Any) -> list[Seam]:
         """Seams of what drafts: a model, the layers of one, or the automata."""

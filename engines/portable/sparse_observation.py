@@ -14,6 +14,7 @@ from engines.portable.pyexecutor.llm_request import LlmRequest
 DEVICE_TENSORS: Final = (
     "req_idx_per_token",
     "slot_mapping_fp8",
+    "slot_mapping_scale",
     "block_table",
     "indexer_k_cache_block_offsets",
     "gen_kv_indptr",
@@ -26,18 +27,23 @@ _SKIP_FLAGS: Final = ("skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs")
 
 
 class SparseObserver:
-    """Reads the sparse fields of attention metadata; ``begin`` when it is prepared for a batch."""
+    """Reads the sparse fields of attention metadata; ``begin`` when it is prepared for a batch.
 
-    def __init__(self, kv_cache_manager: DSACacheManager) -> None:
-        self._manager = kv_cache_manager
-        self._owners: dict[int, tuple[int, int]] = {}
-        self._pages: list[int] = []
+    With several managers the pages are those of the one that the metadata refers to.
+    """
+
+    def __init__(self, kv_cache_managers: Sequence[DSACacheManager]) -> None:
+        self._managers = kv_cache_managers
+        self._owners: list[dict[int, tuple[int, int]]] = []
+        self._pages: list[list[int]] = []
 
     def begin(self, batch: Sequence[LlmRequest], kv_lens: Sequence[int]) -> None:
         """Remember which row owns which pages, and how many of them its KV length takes."""
-        owned = [self._manager.get_block_ids(request.py_request_id) for request in batch]
-        self._owners = {page: (row, place) for row, pages in enumerate(owned) for place, page in enumerate(pages)}
-        self._pages = [-(-kv // self._manager.tokens_per_block) for kv in kv_lens]
+        self._owners, self._pages = [], []
+        for manager in self._managers:
+            owned = [manager.get_memory_pool_indices(request.py_request_id) for request in batch]
+            self._owners.append({p: (row, place) for row, pages in enumerate(owned) for place, p in enumerate(pages)})
+            self._pages.append([-(-kv // manager.tokens_per_block) for kv in kv_lens])
 
     def host_fields(self, attn: Any) -> dict[str, Any]:
         """What lives on the host."""
@@ -46,19 +52,26 @@ class SparseObserver:
 
     def device_fields(self, attn: Any) -> dict[str, Any]:
         """What lives on the device, and the owners of the slots."""
-        tokens, n, generations = attn.num_tokens, attn.num_seqs, attn.num_generations
+        tokens, generations = attn.num_tokens, attn.num_generations
         slots = attn.slot_mapping_fp8[:tokens]
-        tables = {name: getattr(attn, name)[:n].tolist() for name in ("block_table", "indexer_k_cache_block_offsets")}
         return {
             "req_idx_per_token": attn.req_idx_per_token[:tokens].tolist(),
             "slot_mapping_fp8": slots.tolist(),
-            "slot_owners": self._owners_of_data(slots),
-            "scale_owners": [self._owner_of_scale(offset) for offset in attn.slot_mapping_scale[:tokens].tolist()],
+            "slot_owners": self._owners_of_data(attn, slots),
+            "scale_owners": self._owners_of_scales(attn, attn.slot_mapping_scale[:tokens]),
             **({"topk_indices_buffer": _dense_rows(attn)} if _is_portable(attn) else {}),
             "gen_kv_indptr": attn.gen_kv_indptr[: generations + 1].tolist(),
             "gen_cached_token_indptr": attn.gen_cached_token_indptr[: generations + 1].tolist(),
             "kv_lens_cuda_2d": attn.kv_lens_cuda_2d[:generations].tolist(),
-            **{name: [row[:pages] for row, pages in zip(rows, self._pages)] for name, rows in tables.items()},
+            **self.tables(attn),
+        }
+
+    def tables(self, attn: Any) -> dict[str, Any]:
+        """The tables of pages, of the length that each row was prepared with."""
+        pages = self._pages[self._referred(attn)]
+        return {
+            name: [row[:n] for row, n in zip(getattr(attn, name)[: len(pages)].tolist(), pages)]
+            for name in ("block_table", "indexer_k_cache_block_offsets")
         }
 
     def prepared_fields(self, attn: Any) -> dict[str, Any]:
@@ -68,39 +81,53 @@ class SparseObserver:
         contexts, tokens = attn.num_contexts, attn.num_ctx_tokens
         names = ("ctx_kv_indptr", "ctx_cached_token_indptr")
         fields = {name: getattr(attn, name)[: contexts + 1].tolist() for name in names}
-        fields |= {name: getattr(attn, name)[:tokens].tolist() for name in ("cu_seqlen_ks", "cu_seqlen_ke")}
-        return fields | ({"fullkv_owners": self._owners_of_data(attn.slot_mapping_fp8_fullkv)} if contexts else {})
+        return fields | {name: getattr(attn, name)[:tokens].tolist() for name in ("cu_seqlen_ks", "cu_seqlen_ke")}
 
-    def expanded_fields(self, attn: Any, *, with_pages: bool) -> dict[str, Any]:
-        """What is repeated for each row of a generation, where it is."""
+    def full_fields(self, attn: Any) -> dict[str, Any]:
+        """Where all keys of the contexts are, the cached ones too."""
+        if not _is_portable(attn) or not attn.num_contexts:
+            return {}
+        return {"fullkv_owners": self._owners_of_data(attn, attn.slot_mapping_fp8_fullkv)}
+
+    def expanded_fields(self, attn: Any, *, of_target: bool) -> dict[str, Any]:
+        """What is repeated for each row of a generation, where it is; pages where a drafter reads them so too."""
         count, width = attn.num_generations, 1 + attn.max_draft_tokens
         if not _is_portable(attn) or not attn.expands_generations:
             return {}
         fields = {"kv_lens_expanded_cuda": attn.kv_lens_expanded_cuda[: count * width].tolist()}
-        if with_pages:
-            used = [pages for pages in self._pages[attn.num_contexts :] for _ in range(width)]
+        if of_target or attn.reads_expanded_rows:
+            pages = self._pages[self._referred(attn)]
+            used = [n for n in pages[attn.num_contexts :] for _ in range(width)]
             table = attn.block_table_expanded[: count * width].tolist()
-            fields["block_table_expanded"] = [row[:pages] for row, pages in zip(table, used)]
+            fields["block_table_expanded"] = [row[:n] for row, n in zip(table, used)]
         return fields
 
-    def _owners_of_data(self, byte_offsets: Tensor) -> list[list[int]]:
-        return [self._owner(slot) for slot in self._manager.get_indexer_slots(byte_offsets).tolist()]
+    def _owners_of_data(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
+        slots = self._managers[self._referred(attn)].get_indexer_slots(byte_offsets)
+        return [self._owner(attn, slot) for slot in slots.tolist()]
 
-    def _owner_of_scale(self, byte_offset: int) -> list[int]:
-        manager = self._manager
-        page, rest = divmod(byte_offset, manager.index_page_bytes)
-        offset, misplaced = divmod(
-            rest - manager.tokens_per_block * manager.index_data_bytes, manager.index_scale_bytes
-        )
-        inside = not misplaced and 0 <= offset < manager.tokens_per_block
-        return self._owner(page * manager.tokens_per_block + offset) if inside else [-1, -1]
+    def _owners_of_scales(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
+        manager, owners = self._managers[self._referred(attn)], []
+        size = manager.tokens_per_block
+        for byte_offset in byte_offsets.tolist():
+            page, rest = divmod(byte_offset, manager.index_page_bytes)
+            offset, misplaced = divmod(rest - size * manager.index_data_bytes, manager.index_scale_bytes)
+            inside = not misplaced and 0 <= offset < size
+            owners.append(self._owner(attn, page * size + offset) if inside else [-1, -1])
+        return owners
 
-    def _owner(self, slot: int) -> list[int]:
-        page, offset = divmod(slot, self._manager.tokens_per_block)
-        if page not in self._owners:
+    def _owner(self, attn: Any, slot: int) -> list[int]:
+        referred = self._referred(attn)
+        size = self._managers[referred].tokens_per_block
+        page, offset = divmod(slot, size)
+        if page not in self._owners[referred]:
             return [-1, -1]
-        row, place = self._owners[page]
-        return [row, place * self._manager.tokens_per_block + offset]
+        row, place = self._owners[referred][page]
+        return [row, place * size + offset]
+
+    def _referred(self, attn: Any) -> int:
+        """Which manager the metadata refers to; the first if it is none of them."""
+        return next((i for i, manager in enumerate(self._managers) if attn.kv_cache_manager is manager), 0)
 
 
 def _is_portable(attn: Any) -> bool:

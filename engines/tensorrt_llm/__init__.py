@@ -59,6 +59,7 @@ class TensorrtLlmEngine:
         self.device = EMULATED_DEVICE if emulated else "cuda"
         self.upstream = Upstream(find(source), emulated=emulated, unguarded=unguarded)
         self.backends = tuple(self.upstream.metadata)
+        self.plain_caches = True
         self._options = Options(metadata, separate_draft_kv_cache)
 
     def open(
@@ -81,6 +82,9 @@ class TensorrtLlmEngine:
             raise UsageError(
                 f"config.worker: the suite has no driver for {config.worker}; write one of {', '.join(DRIVEN)}"
             )
+        for field in ("use_separate_draft_kv_cache", "kv_cache_manager", "host_offload"):
+            if getattr(config, field) != getattr(Config, field):
+                raise UsageError(f"config.{field}: upstream's classes are driven over one plain KV cache; leave it out")
         worker = self.upstream.load(config.worker)
         if worker is None:
             raise UsageError(f"config.worker: {self._why_not(config.worker)}")

@@ -80,10 +80,35 @@ def _driven(real: Any) -> type:
 
 def _driven_sparse(base: Any) -> type:
     class DrivenSparse(base):  # type: ignore[misc]
+        """With what the attention of ``engines.portable`` asks its metadata, out of what every version has."""
+
+        skip_indexer_for_ctx_reqs = False
+        skip_indexer_for_gen_reqs = False
+
         def __init__(self, *, sparse_metadata_params: DSAMetadataParams, **options: Any) -> None:
             # The older version reads its settings from an attribute of this name.
             self.sparse_attention_config = sparse_metadata_params
             super().__init__(sparse_metadata_params=sparse_metadata_params, **options)
+
+        def indexer_context_lens(self) -> torch.Tensor:
+            """Keys up to each token of the contexts: int64 [num_ctx_tokens]."""
+            contexts, tokens = self.num_contexts, self.num_ctx_tokens
+            lens = self.seq_lens_cuda[:contexts]
+            rows = torch.repeat_interleave(torch.arange(contexts, device=lens.device), lens, output_size=tokens)
+            first = self.kv_lens_cuda[:contexts] - lens.cumsum(0)
+            return torch.arange(1, tokens + 1, device=lens.device) + first.index_select(0, rows)
+
+        def indexer_kv_lens(self) -> torch.Tensor:
+            """KV length of the generation of each row: int32 [num_tokens - num_ctx_tokens]."""
+            generations = self.num_generations
+            next_n = (self.num_tokens - self.num_ctx_tokens) // max(generations, 1)
+            lens: torch.Tensor = self.kv_lens_cuda_2d[:generations, :1]
+            return lens.expand(-1, next_n).flatten()
+
+        def indexer_block_table(self) -> torch.Tensor:
+            """Pages of each sequence in the indexer's pools: int32 [n, pages]."""
+            table: torch.Tensor = self.indexer_k_cache_block_offsets[: self.num_seqs]
+            return table
 
     if hasattr(base, "_ensure_pool_view_cached"):
         return DrivenSparse

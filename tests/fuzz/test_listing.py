@@ -10,7 +10,13 @@ from fuzz import listing
 from scenarios import BACKENDS, UsageError
 
 UPSTREAM = {
-    "attention": {"AttentionMetadata", "TrtllmAttentionMetadata", "DSAtrtllmAttentionMetadata"},
+    "attention": {
+        "AttentionMetadata",
+        "TrtllmAttentionMetadata",
+        "DSAtrtllmAttentionMetadata",
+        "FlashInferAttentionMetadata",
+        "VanillaAttentionMetadata",
+    },
     "speculation": {
         "SpecMetadata",
         "Eagle3OneModelSpecMetadata",
@@ -27,9 +33,9 @@ UPSTREAM = {
         "SpecTreeManager",
         "CapturableGuidedDecoder",
     },
-    "KV cache": {"KVCacheManager", "DSACacheManager"},
+    "KV cache": {"KVCacheManager", "KVCacheManagerV2", "DSACacheManager", "DSACacheManagerV2"},
 }
-"""By upstream's names. Not here yet: FlashInfer, vanilla and DeepSeek-V4 attention, the second KV-cache manager."""
+"""By upstream's names. Not here yet: DeepSeek-V4 attention."""
 OWN = {"CapturingSpecMetadata", "SpecResourceManager", "SeqSlotManager", "RelaxedDeltaManager"}
 """What upstream has under other names, or inside a worker."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step, check
 
@@ -30,6 +31,13 @@ def _agree(worker: str, count: int) -> int:
 def sparse(scenario: Scenario, index_topk: int = 3) -> Scenario:
     """The same scenario on the DSA backend: with 3, every row has more tokens than it selects; with 12, some have."""
     return check(replace(scenario, config=replace(scenario.config, attention_backend="DSA", index_topk=index_topk)))
+
+
+def separate(scenario: Scenario, **changes: Any) -> Scenario:
+    """The same scenario with smaller pages for the drafter alone."""
+    pages = {"draft_num_blocks": 60, "draft_tokens_per_block": 3}
+    config = replace(scenario.config, use_separate_draft_kv_cache=True, **pages, **changes)
+    return check(replace(scenario, config=config))
 
 
 def served(worker: str) -> Scenario:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from tests.invariants.cases import EAGLE, guided, relaxed
-from tests.invariants.mutations import GRAPH_RUN, Mutation
-from tests.invariants.mutations import _at as at
-from tests.invariants.mutations import _put as put
-from tests.invariants.mutations import _set as value
-from tests.invariants.mutations import _swap as swap
+from tests.invariants.mutation import Mutation, at, put, set_to, swap
 
 GUIDED, RELAXED = guided(EAGLE), relaxed(EAGLE)
+GRAPH_RUN = 2
+"""The run of the capture itself: two warm-up runs come before."""
 
 _GUIDED = [
     # A matcher that keeps what was rejected, and what was drafted; one that missed a token or read another one's; one
@@ -19,11 +17,11 @@ _GUIDED = [
     at("matchers-follow-tokens", GUIDED, 3, "draft[2]", "matcher_rows", swap),
     at("matchers-follow-tokens", GUIDED, 4, "entered", "matcher_rows", swap),
     at("matchers-follow-tokens", GUIDED, 3, "verified", "matcher_rows", lambda rows: [[rows[0][0], 5], rows[1]]),
-    value("matchers-follow-tokens", GUIDED, 0, "entered", "matcher_rows", [[0, 0], None], GRAPH_RUN),
+    set_to("matchers-follow-tokens", GUIDED, 0, "entered", "matcher_rows", [[0, 0], None], GRAPH_RUN),
     at("matchers-follow-tokens", GUIDED, 1, "verified", "matcher_rows", lambda rows: [rows[0], [0, 0]]),
     at("matchers-follow-tokens", GUIDED, 5, "updated", "matchers", put(0, [9, 9])),
     at("matchers-follow-tokens", GUIDED, 4, "updated", "matchers", lambda held: {1: held[1]}),
-    value("matchers-follow-tokens", GUIDED, 6, "failed", "matchers", {1: [5, 5]}),
+    set_to("matchers-follow-tokens", GUIDED, 6, "failed", "matchers", {1: [5, 5]}),
     at("matchers-equal-reference", GUIDED, 3, "restored", "matcher_rows", swap),
     at("matchers-equal-reference", GUIDED, 4, "updated", "matchers", put(1, [0, 0])),
     at("output-lossless", GUIDED, 4, "updated", "emitted", lambda e: {**e, 1: [*e[1][:-1], e[1][-1] % 1022 + 1]}),
@@ -35,12 +33,12 @@ _RELAXED = [
     at("relaxed-delta-belongs-to-thinking", RELAXED, 5, "updated", "relaxed_delta", put(2, 0.5)),
     at("relaxed-delta-belongs-to-thinking", RELAXED, 1, "updated", "relaxed_delta", put(1, 0.5)),
     at("relaxed-delta-belongs-to-thinking", RELAXED, 2, "updated", "relaxed_delta", put(1, 0)),
-    value("relaxed-delta-belongs-to-thinking", RELAXED, 5, "updated", "relaxed_delta_left", [0.5]),
-    value("relaxed-delta-belongs-to-thinking", RELAXED, 6, "failed", "relaxed_delta_left", [0.5]),
-    value("relaxed-delta-belongs-to-thinking", RELAXED, 0, "updated", "relaxed_delta_left", [0.5]),
+    set_to("relaxed-delta-belongs-to-thinking", RELAXED, 5, "updated", "relaxed_delta_left", [0.5]),
+    set_to("relaxed-delta-belongs-to-thinking", RELAXED, 6, "failed", "relaxed_delta_left", [0.5]),
+    set_to("relaxed-delta-belongs-to-thinking", RELAXED, 0, "updated", "relaxed_delta_left", [0.5]),
     at("acceptance-follows-agreement", RELAXED, 4, "restored", "new_tokens_lens", lambda lens: [lens[0], 2]),
     at("accepted-drafts-lie-on-a-path", RELAXED, 3, "verified", "accepted_tokens", lambda r: [[*r[0], 3], r[1]]),
     at("output-lossless", RELAXED, 4, "updated", "emitted", lambda e: {**e, 1: [*e[1][:-1], e[1][-1] % 1022 + 1]}),
 ]
 
-JUDGED: list[Mutation] = [*_GUIDED, *_RELAXED]
+JUDGED_MUTATIONS: list[Mutation] = [*_GUIDED, *_RELAXED]

@@ -12,26 +12,29 @@ from functools import cache
 from typing import Any
 
 import reference
+from invariants.pools import Pool, pools
 from scenarios import Config, Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
+
+TABLES = ("kv_cache_block_offsets", "draft_kv_cache_block_offsets")
 
 
 class Pages:
     """Hands out the lowest free pages."""
 
-    def __init__(self, count: int, size: int) -> None:
-        self._free = list(range(count))
-        self._size = size
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._free = list(range(pool.num_blocks))
         self.owned: dict[int, list[int]] = {}
 
     def grow(self, pages: list[int], tokens: int) -> list[int]:
         """``pages`` and as many more as ``tokens`` need."""
-        while len(pages) * self._size < tokens:
+        while len(pages) * self.pool.tokens_per_block < tokens:
             pages.append(self._free.pop(0))
         return pages
 
     def shrink(self, pages: list[int], tokens: int) -> None:
         """Release what ``tokens`` do not need."""
-        while (len(pages) - 1) * self._size >= tokens:
+        while (len(pages) - 1) * self.pool.tokens_per_block >= tokens:
             self._free.append(pages.pop())
 
 
@@ -39,21 +42,31 @@ class Pages:
 def dressed(scenario: Scenario) -> Trace:
     """What a right engine would show."""
     config = scenario.config
-    pages = Pages(config.num_blocks, config.tokens_per_block)
+    pages = [Pages(pool) for pool in pools(config)]
     expected = reference.trace(scenario)
     steps = []
     slots: dict[int, int] = {}
     for (step, plans), taken in zip(walk(scenario), expected.steps, strict=False):
-        tables = [pages.grow(pages.owned.setdefault(p.request, []) if p.request is not None else [], p.granted)
-                  for p in plans]  # fmt: skip
-        prepared = {"kv_cache_block_offsets": [list(table) for table in tables]}
-        _release(pages, step, plans, tables, taken)
-        blocks = {request: list(owned) for request, owned in pages.owned.items()}
-        for request in step.finish:
-            pages.shrink(pages.owned.pop(request), 0)
-        taken = _dress_sparse(taken, prepared["kv_cache_block_offsets"], config)
+        prepared, blocks = {}, {}
+        for held in pages:
+            pool = held.pool
+            tables = [held.grow(held.owned.setdefault(p.request, []) if p.request is not None else [], p.granted)
+                      for p in plans]  # fmt: skip
+            ids = [list(table) for table in tables]
+            # With host offload every page lies one further with each step.
+            moved = taken.index * config.host_offload
+            places = [[(page + moved) % pool.num_blocks for page in table] for table in ids]
+            prepared[pool.field("kv_cache_block_offsets")] = places
+            if config.host_offload:
+                prepared |= {pool.field("block_ids_per_seq"): ids, pool.field("kv_pool_indices"): places}
+            _release(held, step, plans, tables, taken)
+            blocks[pool.field("kv_blocks")] = {request: list(owned) for request, owned in held.owned.items()}
+            for request in step.finish:
+                held.shrink(held.owned.pop(request), 0)
+        blocks["connector_block_ids"] = blocks["kv_blocks"]
+        taken = _dress_sparse(taken, prepared, config)
         taken = _dress_slots(_dress_counter(_dress_context(taken, config.traits)), step, slots)
-        steps.append(_dress_step(step, taken, prepared, blocks, config.traits))
+        steps.append(_dress_step(step, taken, prepared, blocks, config))
     classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
     return Trace("synthetic", "cpu", tuple(steps), classes)
 
@@ -70,27 +83,32 @@ def _release(pages: Pages, step: Step, plans: list[RowPlan], tables: list[list[i
             pages.shrink(table, held[plan.request])
 
 
-def _dress_sparse(taken: StepTrace, tables: list[list[int]], config: Config) -> StepTrace:
+def _tables(name: str, prepared: dict[str, Any], config: Config) -> tuple[Pool, list[list[int]]]:
+    """The pool that a sub-step of this name reads, and the pages of its rows there."""
+    pool = pools(config)[-1 if name.startswith("draft[") else 0]
+    return pool, prepared[pool.field("kv_cache_block_offsets")]
+
+
+def _dress_sparse(taken: StepTrace, prepared: dict[str, Any], config: Config) -> StepTrace:
     """Adds the pages and slots that a sparse backend names wherever the oracle says which tokens they belong to."""
-    size, columns = config.tokens_per_block, 1 + config.max_draft_len
-    prepared = taken.find("prepared")
-    if prepared is None or "slot_owners" not in prepared:
+    first = taken.find("prepared")
+    if first is None or "slot_owners" not in first:
         return taken
-    used = [pages[: -(-kv // size)] for pages, kv in zip(tables, prepared["kv_lens_cuda"], strict=True)]
     substeps = []
     for substep in taken.substeps:
-        if "slot_owners" in substep:
-            places = [(tables[row][i // size], i % size) for row, i in substep["slot_owners"]]
-            physical = {
-                "slot_mapping_fp8": [page * size * 132 + offset * 128 for page, offset in places],
-                "block_table": used,
-                "indexer_k_cache_block_offsets": used,
-            }
-            if substep.name in ("prepared", "entered"):
-                rows = used[substep["num_contexts"] :]
-                physical["block_table_expanded"] = [pages for pages in rows for _ in range(columns)]
-            substep = replace(substep, fields={**substep.fields, **physical})
-        substeps.append(substep)
+        pool, tables = _tables(substep.name, prepared, config)
+        used = [pages[: pool.pages(kv)] for pages, kv in zip(tables, first["kv_lens_cuda"], strict=True)]
+        fields = dict(substep.fields)
+        if "slot_owners" in fields or substep.name in ("restored", "failed"):
+            fields |= {"block_table": used, "indexer_k_cache_block_offsets": used}
+        if "slot_owners" in fields:
+            size = pool.tokens_per_block
+            places = [(tables[row][i // size], i % size) for row, i in fields["slot_owners"]]
+            fields["slot_mapping_fp8"] = [page * size * 132 + offset * 128 for page, offset in places]
+            rows = range(fields["num_contexts"], len(used))
+            if any(fields["_seq_lens"][row] > 1 for row in rows) or not substep.name.startswith("draft["):
+                fields["block_table_expanded"] = [used[row] for row in rows for _ in range(1 + config.max_draft_len)]
+        substeps.append(replace(substep, fields=fields))
     return replace(taken, substeps=tuple(substeps))
 
 
@@ -137,7 +155,7 @@ def _dress_slots(taken: StepTrace, step: Step, slots: dict[int, int]) -> StepTra
 
 
 def _dress_step(
-    step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[int, list[int]], traits: WorkerTraits
+    step: Step, taken: StepTrace, prepared: dict[str, Any], blocks: dict[str, Any], config: Config
 ) -> StepTrace:
     graph = step.phase in (Phase.CAPTURE, Phase.REPLAY)
     owner = f"graph{len(step.rows), step.draft_len}" if graph else f"step{taken.index}"
@@ -148,6 +166,7 @@ def _dress_step(
     last = next(name for name in ("draft[1]", "draft[0]", "verified") if taken.find(name) or name == "verified")
     saved = taken.find("saved")
     kept = saved is not None and "kv_lens_cuda" in saved["_saved_tensors"]
+    traits = config.traits
     kv_after = taken.find("restored" if traits.parallel or traits.keeps_context or kept else last)
     substeps = []
     cut = False
@@ -156,12 +175,15 @@ def _dress_step(
         name = substep.name
         if "_seq_lens" in fields:
             if name == "entered" and graph:
-                fields["shared_with_eager"] = ["device", "kv_cache_manager"]
+                fields["shared_with_eager"] = ["device", *(pool.field("kv_cache_manager") for pool in pools(config))]
             fields["identity"] = {**objects, **{f: f"clone of {f}" for f in fields["_saved_tensors"]}}
         if name == "prepared":
             fields |= prepared
+        elif "kv_cache_manager" in fields:
+            fields |= {name: prepared[name] for name in TABLES if name in prepared}
+            fields["kv_cache_block_offsets"] = _tables(name, prepared, config)[1]
         if name in ("updated", "failed") and "kv_tokens" in fields:
-            fields["kv_blocks"] = blocks
+            fields |= blocks
         if name == "failed":
             assert kv_after is not None
             fields = {

@@ -24,24 +24,29 @@ from tests.invariants.cases import (
     forced,
     guided,
     relaxed,
+    separate,
     served,
     sparse,
     started_up,
 )
-from tests.invariants.judged_mutations import JUDGED as _JUDGED
-from tests.invariants.mutations import MUTATIONS as _OTHERS
-from tests.invariants.mutations import Mutation
+from tests.invariants.judged_mutations import JUDGED_MUTATIONS
+from tests.invariants.manager_mutations import MANAGER_MUTATIONS
+from tests.invariants.mutation import Mutation
+from tests.invariants.mutations import MUTATIONS
 from tests.invariants.synthetic import dressed, edit, edit_step
 
-MUTATIONS = _OTHERS + _JUDGED
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
+MOVING = {"kv_cache_manager": "V2", "host_offload": True}
 SPARSE.append(sparse(served(EAGLE), 12))
 FORCED = [forced(EAGLE)]
 JUDGED = [guided(worker) for worker in (EAGLE, PARD, MTP, SA)] + [relaxed(worker) for worker in (EAGLE, MTP)]
-CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + FORCED + JUDGED
+APART = [separate(served(EAGLE), **MOVING), separate(failing(EAGLE)), separate(SPARSE[0]), separate(started_up(PARD))]
+CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
+CASES += [*FORCED, *JUDGED, *APART]
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
-FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE)]
+FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE), *APART[:3]]
+ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS, *JUDGED_MUTATIONS]
 
 
 @cache
@@ -75,10 +80,10 @@ def test_all_hold_on_a_right_engine(scenario: Scenario) -> None:
 @pytest.mark.parametrize("slug", [i.slug for i in all_invariants()])
 def test_each_is_reached_and_can_fail(slug: str) -> None:
     assert sum(_clean(scenario).counts[slug][0] for scenario in CASES) > 0
-    assert any(mutation.slug == slug for mutation in MUTATIONS)
+    assert any(mutation.slug == slug for mutation in ALL_MUTATIONS)
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+@pytest.mark.parametrize("mutation", ALL_MUTATIONS, ids=str)
 def test_each_notices_what_is_falsified(mutation: Mutation) -> None:
     slug = mutation.slug
     assert _clean(mutation.scenario).counts[slug][0] > 0

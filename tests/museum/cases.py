@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from scenarios import (
@@ -23,6 +24,7 @@ from scenarios import (
 )
 
 K: Final = 3
+SEPARATE: Final = {"use_separate_draft_kv_cache": True, "draft_num_blocks": 40, "draft_tokens_per_block": 3}
 TREE: Final = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 7}
 
 
@@ -388,6 +390,29 @@ def sparse_graph(worker: str) -> Scenario:
     )
 
 
+def swap_fails(worker: str) -> Scenario:
+    """On a sparse backend the tables of a drafter's own cache cannot be written when a request generates."""
+    fault = Fault(site="attn_metadata.prepare_for_indexer_k_cache", occurrence=2, kind=FaultKind.ERROR)
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),)),
+        Step(draft_len=K, generations=(Generation(request=0, agree=K),), fault=fault),
+        prompts=(5,),
+        **SEPARATE,
+        **SPARSE,
+    )
+
+
+def _on(make: Callable[[str], Scenario], **config: Any) -> Callable[[str], Scenario]:
+    """The scenarios that ``make`` makes, in another configuration."""
+
+    def configured(worker: str) -> Scenario:
+        scenario = make(worker)
+        return check(replace(scenario, config=replace(scenario.config, **config)))
+
+    return configured
+
+
 SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     # A worker is named where it needs a scenario of its own.
     "SGL-01": warm_up_and_serve,
@@ -449,15 +474,31 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-50": large_trees,
     "TRT-50/mask-stride": wide_trees,
     "TRT-50/offset-stride": wide_trees,
+    "TRT-62": _on(mixed, **SEPARATE, **SPARSE, host_offload=True),
+    "TRT-62/block-offsets": _on(mixed, host_offload=True),
+    "TRT-62/content": _on(mixed, host_offload=True),
     "TRT-63": sparse_batch,
     "TRT-63/skipped": sparse_batch,
     "TRT-63/expanded": sparse_growth,
-    "TRT-12/scales": sparse_batch,
     "TRT-16/expanded": sparse_rejections,
     "TRT-16/dense": sparse_batch,
+    "TRT-16/scales": sparse_batch,
     "TRT-17/windows": sparse_chunks,
     "TRT-99": long_joins_short,
     "TRT-06/chain-masks": sparse_batch,
+    "TRT-63/in-place": _on(sparse_batch, **SEPARATE | {"draft_num_blocks": 64, "draft_tokens_per_block": 4}),
+    "TRT-63/eager": _on(sparse_batch, **SEPARATE),
+    "TRT-63/replay": _on(replayed, **SEPARATE, **SPARSE),
+    "TRT-63/pool-view": _on(sparse_batch, **SEPARATE),
+    "TRT-64": _on(sparse_batch, **SEPARATE),
+    "TRT-65": _on(sparse_batch, **SEPARATE),
+    "TRT-65/halfway": swap_fails,
+    "TRT-65/failure": _on(drafting_fails, **SEPARATE),
+    "TRT-65/block-offsets": _on(mixed, **SEPARATE),
+    "TRT-68": _on(drafting_fails, **SEPARATE),
+    "TRT-68/dummies": _on(replayed, **SEPARATE),
+    "TRT-68/rewind": _on(generate, **SEPARATE),
+    "TRT-69": one_page_each,
     "TRT-70": no_drafts_between,
     "TRT-73": no_drafts_between,
     "TRT-75": two_graphs,
@@ -473,6 +514,8 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-98": generate,
     "VLL-02": generate,
     "VLL-02/inputs": generate,
+    "VLL-08": _on(mixed, **SEPARATE),
+    "VLL-08/slots": _on(sparse_batch, **SEPARATE),
     "VLL-11": replayed,
     "VLL-11/Eagle3OneModelWorker": replayed_without_drafts,
     "VLL-12": replayed,

@@ -34,6 +34,8 @@ EAGLE3_TREE, MTP_EAGLE_TREE = TREES = [name for name, of in WORKERS.items() if o
 ALL = sorted(WORKERS)
 SPARSE = [worker for worker in ALL if WORKERS[worker].sparse]
 """Workers that run on a sparse backend."""
+SEPARATE = [worker for worker, of in WORKERS.items() if of.separate_draft_kv_cache]
+"""Workers whose drafter may have a KV cache of its own."""
 
 
 def configuration(worker: str, max_draft_len: int, index_topk: int = 0, **sizes: int) -> Config:

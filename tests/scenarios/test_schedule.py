@@ -91,9 +91,27 @@ class TestConfig:
                 {"attention_backend": "VANILLA"},
                 "config.attention_backend: no attention backend is called 'VANILLA'; write one of DSA, TRTLLM",
             ),
+            (
+                {"kv_cache_manager": "v2"},
+                "config.kv_cache_manager: no KV-cache manager is called 'v2'; did you mean 'V2'?",
+            ),
+            (
+                {"use_separate_draft_kv_cache": True, "draft_tokens_per_block": 4},
+                "config.draft_num_blocks: 0 is too small for a separate draft KV cache; write 1 or more",
+            ),
+            (
+                {"draft_tokens_per_block": 4},
+                "config.draft_tokens_per_block: 4 is the size of a separate draft KV cache, and there is none; "
+                "leave it out or set config.use_separate_draft_kv_cache",
+            ),
+            (
+                {"worker": "DFlashWorker", "use_separate_draft_kv_cache": True},
+                "config.use_separate_draft_kv_cache: the drafter of DFlashWorker keeps nothing in a KV cache; "
+                "leave it out",
+            ),
         ],
     )
-    def test_an_unknown_name_is_refused(self, change: dict[str, Any], message: str) -> None:
+    def test_what_there_is_not_is_refused(self, change: dict[str, Any], message: str) -> None:
         with pytest.raises(ScenarioError) as caught:
             Schedule(replace(EAGLE, **change))
         assert str(caught.value) == message
@@ -420,16 +438,25 @@ class TestLengths:
 class TestState:
     def test_waiting_and_generating(self) -> None:
         schedule = Schedule(EAGLE, REQUESTS)
-        assert (schedule.waiting, schedule.generating, schedule.blocks_in_use) == ([0, 1], [], 0)
+        assert (schedule.waiting, schedule.generating, schedule.blocks_in_use) == ([0, 1], [], (0,))
         schedule.advance(prefill(0))
-        assert (schedule.waiting, schedule.generating, schedule.blocks_in_use) == ([1], [0], 3)
+        assert (schedule.waiting, schedule.generating, schedule.blocks_in_use) == ([1], [0], (3,))
         schedule.advance(prefill(1, finish=(0,)))
-        assert (schedule.waiting, schedule.generating, schedule.blocks_in_use) == ([], [1], 2)
+        assert (schedule.waiting, schedule.generating, schedule.blocks_in_use) == ([], [1], (2,))
+
+    def test_every_pool_admits(self) -> None:
+        """One page per token: the prompt of 5, two extra tokens and three drafts."""
+        config = replace(EAGLE, use_separate_draft_kv_cache=True, draft_num_blocks=10, draft_tokens_per_block=1)
+        schedule = Schedule(config, REQUESTS)
+        with pytest.raises(ScenarioError, match="18 KV-cache pages exceed draft_num_blocks 10"):
+            schedule.advance(prefill(0, 1))
+        schedule.advance(START)
+        assert schedule.blocks_in_use == (3, 10)
 
     def test_dummies_leave_nothing_behind(self) -> None:
         schedule = Schedule(EAGLE, REQUESTS)
         schedule.advance(dummies(2, 5))
-        assert (schedule.blocks_in_use, schedule.graphs, schedule.serving) == (0, {(2, 3)}, False)
+        assert (schedule.blocks_in_use, schedule.graphs, schedule.serving) == ((0,), {(2, 3)}, False)
         schedule.advance(START)
         assert schedule.serving
 
@@ -502,7 +529,7 @@ class TestFailures:
         schedule.advance(Step(draft_len=3, contexts=(Context(request=2, chunk=1),)))
         schedule.advance(prefill(1, fault=fault()))
         assert {i: s.active for i, s in schedule.requests.items()} == {0: False, 1: False, 2: False, 3: True}
-        assert schedule.blocks_in_use == 0
+        assert schedule.blocks_in_use == (0,)
         assert (schedule.waiting, schedule.generating) == ([3], [])
 
     def test_a_failed_warm_up_leaves_requests_alone(self) -> None:

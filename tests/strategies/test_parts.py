@@ -75,6 +75,12 @@ def test_configurations_cover_every_worker_limit_and_page_size() -> None:
     assert any(c.index_topk >= c.max_seq_len for c in sparse)
     assert {c.tokens_per_block for c in seen} == set(range(1, 9))
     assert {c.max_draft_len for c in seen} == {1, 2, 3, 4, 7}
+    able = [c for c in seen if c.traits.separate_draft_kv_cache]
+    separate = [c for c in able if c.use_separate_draft_kv_cache]
+    assert 0.25 < len(separate) / len(able) < 0.55
+    assert {(c.kv_cache_manager, c.host_offload) for c in separate} == {(v, o) for v in ("V1", "V2") for o in (0, 1)}
+    assert any(c.draft_tokens_per_block != c.tokens_per_block for c in separate)
+    assert any(c.draft_num_blocks * c.draft_tokens_per_block < c.num_blocks * c.tokens_per_block for c in separate)
     for limit in ("num_blocks", "max_num_tokens", "max_seq_len"):
         roomy = getattr(CONFIG, limit) if limit != "num_blocks" else 64
         assert 0.2 < sum(getattr(c, limit) != roomy for c in seen) / len(seen) < 0.8

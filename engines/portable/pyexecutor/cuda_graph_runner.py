@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engines.portable.graphs import Graph, capture
 from engines.portable.memory_buffer_utils import Buffers
+from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 
 GraphKey = tuple[int, int]
 """Batch size, and draft tokens of each generation."""
@@ -80,6 +81,9 @@ class CUDAGraphRunner:
         if self.memory_pool is None and self.device.type == "cuda":
             self.memory_pool = torch.cuda.graph_pool_handle()
         captured = self.graphs[key]
+        with draft_kv_cache_context(captured.attn_metadata):
+            # Writes what the draft calls read: while a graph is captured nothing is copied from the host.
+            pass
         captured.graph, captured.outputs = capture(lambda: forward_fn(static_inputs), self.device, self.memory_pool)
 
     def replay(self, key: GraphKey, inputs: Inputs) -> dict[str, Tensor]:
@@ -88,7 +92,8 @@ class CUDAGraphRunner:
         assert captured.graph is not None, f"no graph is captured for {key}"
         assert inputs["attn_metadata"] is captured.attn_metadata, "a graph replays with the metadata of its capture"
         self._copy_to_static_inputs(inputs)
-        captured.graph.replay()
+        with draft_kv_cache_context(captured.attn_metadata):
+            captured.graph.replay()
         return captured.outputs
 
     def clear(self) -> None:

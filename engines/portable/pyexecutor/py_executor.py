@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
+from engines.portable.pyexecutor.kv_cache_connector import KvCacheConnector
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.resource_manager import KVCacheManager, SpecResourceManager
@@ -32,7 +33,9 @@ class Iteration:
 class PyExecutor:
     """Runs iterations on one model engine, which survives what is tolerated.
 
-    active_requests  requests that have run and not ended, by id
+    active_requests    requests that have run and not ended, by id
+    kv_connector       what is told of the target's pages to whoever transfers them
+    kv_cache_managers  the target's, then that of a separate draft KV cache: whatever one is told the other is too
     """
 
     def __init__(
@@ -42,10 +45,14 @@ class PyExecutor:
         sampler: SpecSampler,
         error_budget: int,
         spec_resource_manager: SpecResourceManager | None = None,
+        draft_kv_cache_manager: KVCacheManager | None = None,
         guided_decoder: CapturableGuidedDecoder | None = None,
     ) -> None:
         self.model_engine = model_engine
         self.kv_cache_manager = kv_cache_manager
+        self.draft_kv_cache_manager = draft_kv_cache_manager
+        self.kv_connector = KvCacheConnector(kv_cache_manager)
+        self.kv_cache_managers = [m for m in (kv_cache_manager, draft_kv_cache_manager) if m is not None]
         self.spec_resource_manager = spec_resource_manager
         self.guided_decoder = guided_decoder
         self.sampler = sampler
@@ -63,10 +70,12 @@ class PyExecutor:
             return self._handle_errors(iteration, error), error
         batch = iteration.batch
         try:
-            self.kv_cache_manager.update_resources(batch)
+            for manager in self.kv_cache_managers:
+                manager.update_resources(batch)
         except Exception as error:
             # Past the forward upstream's loop handles nothing: it ends.
             return "fatal", error
+        self.kv_connector.update(batch.all_requests())
         self._free(request for request in batch.all_requests() if request.is_dummy)
         self.active_requests.update((r.py_request_id, r) for r in batch.all_requests() if not r.is_dummy)
         self._terminate_requests(iteration.finished)
@@ -98,13 +107,14 @@ class PyExecutor:
         self.sampler.update_requests(state)
 
     def _prepare_resources(self, batch: ScheduledRequests) -> None:
-        """Grant what the batch needs of the KV cache, then of what the worker keeps."""
+        """Grant what the batch needs of each KV cache, then of what the worker keeps."""
         dummies = [r for r in batch.all_requests() if r.is_dummy]
-        self.kv_cache_manager.add_dummy_requests(dummies)
-        self.kv_cache_manager.prepare_resources(batch)
-        for manager in self._slot_managers:
+        for manager in self.kv_cache_managers:
             manager.add_dummy_requests(dummies)
             manager.prepare_resources(batch)
+        for slots in self._slot_managers:
+            slots.add_dummy_requests(dummies)
+            slots.prepare_resources(batch)
 
     def _pad_draft_tokens(self, iteration: Iteration) -> None:
         """Give each request the draft slots of this step: its drafts, cut to the draft length, then padding."""
@@ -142,9 +152,11 @@ class PyExecutor:
 
     def _free(self, requests: Iterable[LlmRequest]) -> None:
         for request in requests:
-            self.kv_cache_manager.free_resources(request)
-            for manager in self._slot_managers:
+            for manager in self.kv_cache_managers:
                 manager.free_resources(request)
+            self.kv_connector.request_finished(request)
+            for slots in self._slot_managers:
+                slots.free_resources(request)
 
     @property
     def _slot_managers(self) -> list[SpecResourceManager]:

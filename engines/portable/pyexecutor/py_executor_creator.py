@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import torch
 
-from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
+from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager, DSACacheManagerV2
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
-from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttentionMetadata
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
+from engines.portable.pyexecutor.kv_cache_manager_v2 import KVCacheManagerV2
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
@@ -30,34 +32,22 @@ from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
 from scenarios.tracer import BEGIN_THINKING_TOKEN, MASK_TOKEN
 
+_CACHE_CLASSES: Final[dict[tuple[str, bool], type[KVCacheManager]]] = {
+    ("V1", False): KVCacheManager,
+    ("V1", True): DSACacheManager,
+    ("V2", False): KVCacheManagerV2,
+    ("V2", True): DSACacheManagerV2,
+}
+"""By version, and whether there is an indexer."""
+
 
 def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     """The executor of a configuration, with model, worker, metadata, cache and graph runner on ``device``."""
-    spec_config = DecodingConfig(
-        spec_dec_mode=MODES[config.worker],
-        max_draft_len=config.max_draft_len,
-        num_extra_kv_tokens=config.num_extra_kv_tokens,
-        mask_token_id=MASK_TOKEN,
-        dynamic_tree_max_topK=config.dynamic_tree_max_topK,
-        dynamic_tree_max_nodes=config.max_total_draft_tokens,
-        force_num_accepted_tokens=config.force_num_accepted_tokens,
-        use_relaxed_acceptance_for_thinking=config.use_relaxed_acceptance_for_thinking,
-        relaxed_topk=config.relaxed_topk,
-        relaxed_delta=config.relaxed_delta,
-        begin_thinking_phase_token=BEGIN_THINKING_TOKEN,
-    )
+    spec_config = _spec_config(config)
     sparse = BACKENDS[config.attention_backend].sparse
-    cache_class = DSACacheManager if sparse else KVCacheManager
-    kv_cache_manager = cache_class(
-        num_layers=1 + spec_config.num_draft_layers,
-        num_blocks=config.num_blocks,
-        tokens_per_block=config.tokens_per_block,
-        max_seq_len=config.max_seq_len,
-        max_total_draft_tokens=spec_config.max_total_draft_tokens,
-        num_extra_kv_tokens=config.num_extra_kv_tokens,
-        device=device,
-    )
-    slots = kv_cache_manager.max_blocks_per_seq * config.tokens_per_block
+    kv_cache_manager, draft_kv_cache_manager = _kv_cache_managers(config, spec_config, device)
+    managers = [m for m in (kv_cache_manager, draft_kv_cache_manager) if m is not None]
+    slots = max(manager.max_blocks_per_seq * manager.tokens_per_block for manager in managers)
     dense = TreeTracer if spec_config.use_dynamic_tree else Tracer
     tracer = (
         SparseTracer(slots, device, config.index_topk)
@@ -99,18 +89,41 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_num_requests=config.max_num_requests,
         max_num_tokens=config.max_num_tokens,
         device=device,
-        attn_metadata_class=(
+        attn_metadata_class=partial(
             partial(
                 DSAtrtllmAttentionMetadata,
                 max_draft_tokens=config.max_draft_len,
                 sparse_metadata_params=DSAMetadataParams(index_topk=config.index_topk),
             )
             if sparse
-            else TrtllmAttentionMetadata
+            else TrtllmAttentionMetadata,
+            draft_kv_cache_manager=draft_kv_cache_manager,
         ),
     )
     return PyExecutor(
-        model_engine, kv_cache_manager, SpecSampler(), config.error_budget, spec_resource_manager, guided_decoder
+        model_engine,
+        kv_cache_manager,
+        SpecSampler(),
+        config.error_budget,
+        spec_resource_manager,
+        draft_kv_cache_manager,
+        guided_decoder,
+    )
+
+
+def _spec_config(config: Config) -> DecodingConfig:
+    return DecodingConfig(
+        spec_dec_mode=MODES[config.worker],
+        max_draft_len=config.max_draft_len,
+        num_extra_kv_tokens=config.num_extra_kv_tokens,
+        mask_token_id=MASK_TOKEN,
+        dynamic_tree_max_topK=config.dynamic_tree_max_topK,
+        dynamic_tree_max_nodes=config.max_total_draft_tokens,
+        force_num_accepted_tokens=config.force_num_accepted_tokens,
+        use_relaxed_acceptance_for_thinking=config.use_relaxed_acceptance_for_thinking,
+        relaxed_topk=config.relaxed_topk,
+        relaxed_delta=config.relaxed_delta,
+        begin_thinking_phase_token=BEGIN_THINKING_TOKEN,
     )
 
 
@@ -123,4 +136,28 @@ def _create_guided_decoder(config: Config, device: torch.device) -> CapturableGu
         # A text with the rows that are fed behind its end.
         max_tokens=config.max_seq_len + width,
         device=device,
+    )
+
+
+def _kv_cache_managers(
+    config: Config, spec_config: DecodingConfig, device: torch.device
+) -> tuple[KVCacheManager, KVCacheManager | None]:
+    """The manager of all layers, or that of the target's and that of the drafter's."""
+    sparse = BACKENDS[config.attention_backend].sparse
+    manager = partial(
+        _CACHE_CLASSES[config.kv_cache_manager, sparse],
+        max_seq_len=config.max_seq_len,
+        max_total_draft_tokens=spec_config.max_total_draft_tokens,
+        num_extra_kv_tokens=config.num_extra_kv_tokens,
+        device=device,
+        host_offload=config.host_offload,
+    )
+    target = partial(manager, num_blocks=config.num_blocks, tokens_per_block=config.tokens_per_block)
+    if not config.use_separate_draft_kv_cache:
+        return target(num_layers=DRAFT_LAYER + spec_config.num_draft_layers), None
+    return target(num_layers=DRAFT_LAYER), manager(
+        num_layers=spec_config.num_draft_layers,
+        first_layer=DRAFT_LAYER,
+        num_blocks=config.draft_num_blocks,
+        tokens_per_block=config.draft_tokens_per_block,
     )

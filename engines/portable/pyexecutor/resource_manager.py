@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from engines.portable._utils import host_tensor
+from engines.portable.pyexecutor.host_offload import HostOffload
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from scenarios.tracer import EMPTY
 
@@ -14,9 +15,11 @@ from scenarios.tracer import EMPTY
 class KVCacheManager:
     """One block table per request over one pool per layer; pages hold ``tokens_per_block`` tokens.
 
-    Target and draft layers share the pages, as upstream's one-model engines do without a separate draft cache.
+    Target and draft layers share a manager, but with a separate draft KV cache: then the layers from ``first_layer``
+    on have one of their own. A page is called by its id, and with ``host_offload`` that is not where it lies.
 
     kv_cache_pools           int64 [num_layers, num_blocks, tokens_per_block], device
+    layer_offsets            place in the pools of each layer that lives here
     kv_reserve_draft_tokens  drafts that a generation is granted room for at least, whatever the step's draft length
     """
 
@@ -30,6 +33,8 @@ class KVCacheManager:
         max_total_draft_tokens: int,
         num_extra_kv_tokens: int,
         device: torch.device,
+        first_layer: int = 0,
+        host_offload: bool = False,
         kv_reserve_draft_tokens: int = 0,
     ) -> None:
         self.kv_reserve_draft_tokens = kv_reserve_draft_tokens
@@ -44,22 +49,29 @@ class KVCacheManager:
             (num_layers, num_blocks, tokens_per_block), EMPTY, dtype=torch.int64, device=device
         )
         self._layers = self.kv_cache_pools.unbind()
-        # The page freed last is granted first, so that what it still holds is soon somebody else's.
-        self._free_blocks = list(range(num_blocks))[::-1]
+        self.layer_offsets = {first_layer + i: i for i in range(num_layers)}
+        # The page freed last is granted first, so that what it still holds is soon somebody else's. The managers of
+        # target and drafter begin at opposite ends, so that a page of one is hardly ever the same request's in both.
+        self._free_blocks = list(range(num_blocks))[:: 1 if first_layer else -1]
+        self._offloading = HostOffload(num_blocks) if host_offload else None
         self._block_ids: dict[int, list[int]] = {}
         self._num_tokens: dict[int, int] = {}
 
     def get_buffers(self, layer_idx: int) -> torch.Tensor:
-        """The pool of a layer: int64 [num_blocks, tokens_per_block]."""
-        return self._layers[layer_idx]
+        """The pool of a layer: int64 [num_blocks, tokens_per_block]. Raises ``KeyError`` if it does not live here."""
+        return self._layers[self.layer_offsets[layer_idx]]
 
     def get_num_free_blocks(self) -> int:
         """Pages that nobody owns."""
         return len(self._free_blocks)
 
     def get_block_ids(self, request_id: int) -> list[int]:
-        """Pages of a request, in order; empty when it owns none."""
+        """Ids of the pages of a request, in order; empty when it owns none."""
         return self._block_ids.get(request_id, [])
+
+    def get_memory_pool_indices(self, request_id: int) -> list[int]:
+        """Where these pages lie in the pool, which is what kernels are told (PR #13124)."""
+        return self._memory_pool_indices(self.get_block_ids(request_id))
 
     def get_num_tokens(self, request_id: int) -> int:
         """Tokens granted to a request."""
@@ -91,6 +103,8 @@ class KVCacheManager:
             reserved = self.kv_reserve_draft_tokens - request.py_rewind_len - request.py_num_accepted_draft_tokens
             if reserved > 0:
                 self.rewind_kv_cache(request, reserved)
+        if self._offloading is not None:
+            self._offloading.swap(self._free_blocks, self.kv_cache_pools)
 
     def rewind_kv_cache(self, request: LlmRequest, rewind_len: int) -> None:
         """Take the last ``rewind_len`` tokens back, and the pages that are then not needed."""
@@ -108,23 +122,32 @@ class KVCacheManager:
     def copy_batch_block_offsets(self, dst: torch.Tensor, request_ids: Sequence[int]) -> None:
         """Write the block tables of a batch to its first rows: int32 [pools, rows, 2, max_blocks_per_seq].
 
-        K and V of a token lie in the same page here. Columns after a request's pages are 0, a valid page.
+        K and V of a token lie in the same page here.
         """
-        table = self.get_block_ids_per_seq(request_ids)
-        dst[:, : len(table)].copy_(table.unsqueeze(1), non_blocking=True)
+        dst[:, : len(request_ids)].copy_(self.get_block_table(request_ids).unsqueeze(1), non_blocking=True)
 
-    def get_block_ids_per_seq(self, request_ids: Sequence[int]) -> torch.Tensor:
-        """Pages of each request, in order: int32 [n, max_blocks_per_seq], host. Columns after them are 0."""
+    def get_block_table(self, request_ids: Sequence[int]) -> torch.Tensor:
+        """Where the pages of each request lie, in order: int32 [n, max_blocks_per_seq], host.
+
+        Columns after a request's pages are 0, a valid page.
+        """
         columns = self.max_blocks_per_seq
         padding = [0] * columns
-        pages = [page for request_id in request_ids for page in (self.get_block_ids(request_id) + padding)[:columns]]
-        return host_tensor(pages, self.device).view(len(request_ids), columns)
+        rows = [(self.get_memory_pool_indices(request_id) + padding)[:columns] for request_id in request_ids]
+        return host_tensor([page for row in rows for page in row], self.device).view(len(rows), columns)
+
+    def get_block_ids_per_seq(self, request_ids: Sequence[int]) -> torch.Tensor:
+        """What a kernel of flash MLA is told of the pages of each request: int32 [n, max_blocks_per_seq], host.
+
+        Places in the pool, despite the name; columns after them are 0.
+        """
+        return self.get_block_table(request_ids).clamp(min=0)
 
     def get_batch_cache_indices(
         self, request_ids: Sequence[int], num_blocks_per_seq: Sequence[int] | None = None
     ) -> list[list[int]]:
-        """Pages of each request, in order; of each so many as ``num_blocks_per_seq`` says, if it is given."""
-        pages = [self.get_block_ids(request_id) for request_id in request_ids]
+        """Where the pages of each request lie, in order; of each so many as ``num_blocks_per_seq`` says, if given."""
+        pages = [self.get_memory_pool_indices(request_id) for request_id in request_ids]
         counts = [len(owned) for owned in pages] if num_blocks_per_seq is None else num_blocks_per_seq
         return [owned[:count] for owned, count in zip(pages, counts)]
 
@@ -139,8 +162,13 @@ class KVCacheManager:
             # One statement: a page is free or owned, never neither.
             blocks.append(self._free_blocks.pop())
         if len(blocks) > owned:
-            granted = host_tensor(blocks[owned:], self.device).to(self.device, non_blocking=True)
+            granted = host_tensor(self._memory_pool_indices(blocks[owned:]), self.device).to(
+                self.device, non_blocking=True
+            )
             self.kv_cache_pools.index_fill_(1, granted.long(), EMPTY)
+
+    def _memory_pool_indices(self, block_ids: list[int]) -> list[int]:
+        return block_ids if self._offloading is None else self._offloading.memory_pool_indices(block_ids)
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.tokens_per_block)

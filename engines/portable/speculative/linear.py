@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
 
 DraftInputs = dict[str, Tensor]
@@ -67,7 +68,8 @@ class LinearSpecWorker(SpecWorkerBase):
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
         )
-        drafts = self._forward_draft_loop(draft_model, inputs, num_accepted, attn_metadata, spec_metadata)
+        with draft_kv_cache_context(attn_metadata):
+            drafts = self._forward_draft_loop(draft_model, inputs, num_accepted, attn_metadata, spec_metadata)
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         attn_metadata.use_spec_decoding = True
         return self._outputs(logits, accepted, num_accepted, drafts)
@@ -91,7 +93,8 @@ class LinearSpecWorker(SpecWorkerBase):
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
         )
-        self._forward_draft_model(draft_model, inputs, attn_metadata, spec_metadata, 0)
+        with draft_kv_cache_context(attn_metadata):
+            self._forward_draft_model(draft_model, inputs, attn_metadata, spec_metadata, 0)
         num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
         return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engines.portable._utils import host_tensor
 from engines.portable.models import HIDDEN_SIZE, MTPDraftModel, MTPEagleDraftModel
+from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.eagle3 import (
     Eagle3OneModelSpecMetadata,
@@ -101,6 +102,20 @@ class MTPWorker(RelaxedAcceptanceWorker):
             input_ids, position_ids, hidden_states, accepted, num_accepted, attn_metadata, spec_metadata
         )
         self.change_attn_metadata(num_accepted, attn_metadata, spec_metadata)
+        with draft_kv_cache_context(attn_metadata):
+            drafts = self._forward_layers(inputs, num_accepted, attn_metadata, spec_metadata, draft_model)
+        self._restore_attn_metadata_from_spec_dec(attn_metadata)
+        return self._outputs(logits, accepted, num_accepted, drafts)
+
+    def _forward_layers(
+        self,
+        inputs: dict[str, Tensor],
+        num_accepted: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
+    ) -> Tensor:
+        """One forward of each layer: drafts, int32 [n, K]."""
         last_tokens = torch.cumsum(attn_metadata.seq_lens_cuda, dim=0) - 1
         next_draft_tokens = []
         for i, layer in enumerate(draft_model.mtp_layers):
@@ -114,8 +129,7 @@ class MTPWorker(RelaxedAcceptanceWorker):
             tokens = self.sample_draft_tokens(draft_logits, spec_metadata, draft_step=i)
             next_draft_tokens.append(tokens)
             inputs = self._shift_inputs(inputs, last_tokens, tokens, hidden.index_select(0, last_tokens))
-        self._restore_attn_metadata_from_spec_dec(attn_metadata)
-        return self._outputs(logits, accepted, num_accepted, torch.stack(next_draft_tokens, dim=1))
+        return torch.stack(next_draft_tokens, dim=1)
 
     def _placeholder_draft_len(self, spec_metadata: SpecMetadata) -> int:
         return spec_metadata.runtime_draft_len

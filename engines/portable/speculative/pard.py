@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.portable.models import PARDDraftModel
+from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
@@ -46,11 +47,13 @@ class PARDWorker(ParallelSpecWorker):
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         accepted = torch.nn.functional.pad(accepted, (0, draft_len - 1))
         self._prepare_attn_metadata_for_pard(attn_metadata, spec_metadata)
-        self._prepare_kv_for_draft_forward(attn_metadata, num_accepted)
-        inputs = self.prepare_1st_drafter_inputs(
-            input_ids, position_ids, accepted, num_accepted, attn_metadata, spec_metadata
-        )
-        hidden = draft_model.model(**inputs, attn_metadata=attn_metadata, spec_metadata=spec_metadata)
+        # Its rows are not the target's, so where they are stored is found once the metadata refers to their cache.
+        with draft_kv_cache_context(attn_metadata):
+            self._prepare_kv_for_draft_forward(attn_metadata, num_accepted)
+            inputs = self.prepare_1st_drafter_inputs(
+                input_ids, position_ids, accepted, num_accepted, attn_metadata, spec_metadata
+            )
+            hidden = draft_model.model(**inputs, attn_metadata=attn_metadata, spec_metadata=spec_metadata)
         drafts = torch.zeros(attn_metadata.num_seqs, 2 * draft_len - 1, dtype=torch.int32, device=logits.device)
         if attn_metadata.num_generations:
             rows = self._draft_rows(num_accepted, attn_metadata, spec_metadata)

@@ -83,7 +83,7 @@ def updated(trace: Trace, field: str) -> Any:
 
 def results(trace: Trace) -> dict[str, Any]:
     """What the last step leaves: text, what requests own but for which pages and slots, all that is kept of them."""
-    steps = ("py_rewind_len", "py_num_accepted_draft_tokens", "kv_blocks", "spec_slots")
+    steps = ("py_rewind_len", "py_num_accepted_draft_tokens", "kv_blocks", "connector_block_ids", "spec_slots")
     return {name: value for name, value in trace.steps[-1].substeps[-1].fields.items() if name not in steps}
 
 

@@ -19,7 +19,8 @@ LAYOUT = (
     "host_request_types", "identity", "all_rank_num_tokens", "_saved_tensors",
 )  # fmt: skip
 MASKS = ("spec_decoding_packed_mask", "spec_decoding_position_offsets", "spec_decoding_generation_lengths")
-ANY_PAGE = ("kv_cache_block_offsets", "kv_blocks", "slot_ids", "spec_slots", "identity")
+ANY_PAGE = ("kv_cache_block_offsets", "block_ids_per_seq", "kv_blocks", "connector_block_ids", "slot_ids", "spec_slots")
+ANY_PAGE += ("identity",)
 
 
 def seen(step: StepTrace) -> list[tuple[str, Mapping[str, Any]]]:

@@ -155,7 +155,7 @@ class Metadata:
         self.kv_lens_cuda = ints([5, 6, 99])
         self.updates = 0
 
-    def create_cuda_graph_metadata(self, max_batch_size: int, max_draft_tokens: int = 0) -> Metadata:
+    def create_cuda_graph_metadata(self, max_batch_size: int, **options: Any) -> Metadata:
         return self
 
     def on_update_kv_lens(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.tracer import SparseTracer
+from engines.tracer import Cache, SparseTracer
 from scenarios.tracer import EMPTY, MASK_TOKEN, PRIME, choose, entry, entry_fields, term
 from tests.engines.portable.support import CPU, ints
 from tests.engines.portable.test_tracer import PAGES, SIZE, SLOTS, TABLE, Case
@@ -34,6 +34,10 @@ class SparseCase(Case):
         )
         self.main, self.keys = (self.target, self.draft), (self.target_keys, self.draft_keys)
 
+    @property
+    def key_caches(self) -> tuple[Cache, Cache]:
+        return Cache(self.target_keys, ints(TABLE)), Cache(self.draft_keys, ints(TABLE))
+
     @staticmethod
     def _key(rng: random.Random, empty: float) -> int:
         return EMPTY if rng.random() < empty else entry(rng.randrange(30), rng.randrange(1, 1000))
@@ -41,7 +45,7 @@ class SparseCase(Case):
     def store(self, tracer: SparseTracer, pool: Tensor, key_pool: Tensor) -> None:
         """Write the rows' entries, keys to the very slots of the main cache."""
         slots = [TABLE[s][i // SIZE] * SIZE + i % SIZE for s, i in self.places]
-        tracer.store(pool, ints(TABLE), self.rows, key_pool, ints(slots, torch.int64), *self.inputs())
+        tracer.store(Cache(pool, ints(TABLE)), self.rows, key_pool, ints(slots, torch.int64), *self.inputs())
 
     def named_slots(self, tokens: Tensor) -> Tensor:
         """What the engine makes of numbers of tokens: slots in the named sequence's first pages."""
@@ -83,7 +87,7 @@ def merged(target: Sequence[int], draft: Sequence[int], shift: int) -> list[int]
 def test_target(seed: int, topk: int) -> None:
     case, tracer = SparseCase(seed), SparseTracer(SLOTS, CPU, topk)
     case.store(tracer, case.target, case.target_keys)
-    chosen = tracer.select(case.target_keys, ints(TABLE), case.rows, case.rows.index)
+    chosen = tracer.select(Cache(case.target_keys, ints(TABLE)), case.rows, case.rows.index)
     digests = tracer.attend(case.target, chosen, case.named_slots(chosen.tokens[:, 0]))
     for row, (sequence, index) in enumerate(case.places):
         own = case.own_keys(case.target_keys, sequence)[: index + 1]
@@ -96,7 +100,7 @@ def test_target(seed: int, topk: int) -> None:
 def test_shifted_drafter(seed: int, topk: int) -> None:
     case, tracer = SparseCase(seed), SparseTracer(SLOTS, CPU, topk)
     case.store(tracer, case.draft, case.draft_keys)
-    chosen = tracer.select_shifted(*case.keys, ints(TABLE), case.rows, case.rows.index)
+    chosen = tracer.select_shifted(*case.key_caches, case.rows, case.rows.index)
     tokens = chosen.tokens.flatten(1)
     slots, before = case.named_slots(tokens), case.named_slots(tokens - 1)
     digests, own = tracer.attend_shifted(*case.main, chosen, slots, before)
@@ -112,10 +116,9 @@ def test_shifted_drafter(seed: int, topk: int) -> None:
 def test_parallel_drafter(seed: int, topk: int) -> None:
     case, tracer = SparseCase(seed, mask=True), SparseTracer(SLOTS, CPU, topk)
     case.store(tracer, case.draft, case.draft_keys)
-    table = ints(TABLE)
-    seen, start, chosen = tracer.select_known(case.main, table, case.keys, table, case.rows)
+    seen, start, chosen = tracer.select_known(case.caches, case.key_caches, case.rows)
     slots = case.named_slots(chosen.tokens[:, 0])
-    digests = tracer.attend_parallel(*case.main, chosen, slots, seen, case.rows, start, masks=SLOTS)
+    digests = tracer.attend_parallel(case.main, chosen, (slots, slots), seen, case.rows, start, masks=SLOTS)
     runs = 0
     for row, (sequence, index) in enumerate(case.places):
         own = merged(*(case.slots(pool, sequence) for pool in case.main), shift=0)
@@ -137,7 +140,7 @@ def test_of_equal_scores_the_first_token_is_selected(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("engines.tracer.term", lambda index, value: value * 0 + 7)
     case, tracer = SparseCase(0), SparseTracer(SLOTS, CPU, 3)
     keys = case.target_keys.index_fill(0, ints([TABLE[0][0]]).long(), EMPTY)
-    chosen = tracer.select(keys, ints(TABLE), case.rows, case.rows.index)
+    chosen = tracer.select(Cache(keys, ints(TABLE)), case.rows, case.rows.index)
     filled = [u for u, key in enumerate(case.slots(keys, 0)) if key != EMPTY]
     assert sorted(chosen.tokens[case.query[0] - 1, 0].tolist()) == filled[:3]
 
@@ -151,11 +154,11 @@ def test_a_full_table_loses_no_token(call: str) -> None:
     select: Callable[..., Tensor] = lambda chosen: slots.view(-1)[chosen]  # noqa: E731
     pools = [pool[:1].clamp(min=1) for pool in case.main]
     if call == "target":
-        chosen = tracer.select(pools[0], ints([[0]]), rows, rows.index)
+        chosen = tracer.select(Cache(pools[0], ints([[0]])), rows, rows.index)
         digest = tracer.attend(pools[0], chosen, select(chosen.tokens[:, 0]))
         assert digest == sum(term(u, e) for u, e in enumerate(pools[0][0].tolist())) % PRIME
         return
-    chosen = tracer.select_shifted(pools[0], pools[1], ints([[0]]), rows, rows.index)
+    chosen = tracer.select_shifted(*(Cache(pool, ints([[0]])) for pool in pools), rows, rows.index)
     tokens = chosen.tokens.flatten(1)
     digest, own = tracer.attend_shifted(pools[0], pools[1], chosen, select(tokens), select((tokens - 1).clamp(min=-1)))
     seen = merged([*pools[0][0].tolist(), EMPTY], pools[1][0].tolist(), shift=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from engines.tracer import Tracer, block_digests, locate, one_hot
+from engines.tracer import Cache, Tracer, block_digests, locate, one_hot
 from scenarios.tracer import (
     EMPTY,
     MASK_TOKEN,
@@ -61,6 +61,10 @@ class Case:
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
         return ints(self.positions), ints(self.tokens)
 
+    @property
+    def caches(self) -> tuple[Cache, Cache]:
+        return Cache(self.target, ints(TABLE)), Cache(self.draft, ints(TABLE))
+
     def slots(self, pool: torch.Tensor, sequence: int) -> list[int]:
         """Content of a sequence's slots, once the forward has written."""
         return [n for page in TABLE[sequence] for n in pool[page].tolist()]
@@ -79,7 +83,7 @@ def test_rows_are_placed_at_the_end_of_their_sequence(seed: int) -> None:
 @SEEDS
 def test_target(seed: int) -> None:
     case = Case(seed)
-    digests = TRACER.target(case.target, ints(TABLE), case.rows, *case.inputs())
+    digests = TRACER.target(Cache(case.target, ints(TABLE)), case.rows, *case.inputs())
     for row, (sequence, index) in enumerate(case.places):
         slots = case.slots(case.target, sequence)
         assert slots[index] == entry(case.positions[row], case.tokens[row])
@@ -91,7 +95,7 @@ def test_target(seed: int) -> None:
 def test_shifted_drafter(seed: int, shift: int) -> None:
     case = Case(seed)
     tracer = Tracer(SLOTS, CPU, max_shift=3)
-    digests, own = tracer.shifted(case.target, case.draft, ints(TABLE), case.rows, *case.inputs(), shift)
+    digests, own = tracer.shifted(*case.caches, case.rows, *case.inputs(), shift)
     for row, (sequence, index) in enumerate(case.places):
         target, draft = case.slots(case.target, sequence), case.slots(case.draft, sequence)
         assert draft[index] == entry(case.positions[row], case.tokens[row])
@@ -107,7 +111,7 @@ def test_shifted_drafter(seed: int, shift: int) -> None:
 @SEEDS
 def test_parallel_drafter(seed: int) -> None:
     case = Case(seed, mask=True)
-    digests = TRACER.parallel(case.target, case.draft, ints(TABLE), case.rows, *case.inputs(), masks=SLOTS)
+    digests = TRACER.parallel(*case.caches, case.rows, *case.inputs(), masks=SLOTS)
     runs = 0
     for row, (sequence, index) in enumerate(case.places):
         target, draft = case.slots(case.target, sequence), case.slots(case.draft, sequence)
@@ -129,7 +133,7 @@ def test_slots_that_nothing_was_written_to_are_no_masks() -> None:
     pools = torch.zeros(2, PAGES, SIZE, dtype=torch.int64)
     rows = locate(ints([0, 2]), ints([0, 6]), 2)
     masks = ints([MASK_TOKEN, MASK_TOKEN])
-    digests = TRACER.parallel(pools[0], pools[1], ints(TABLE[:1]), rows, ints([4, 5]), masks, masks=3)
+    digests = TRACER.parallel(*(Cache(pool, ints(TABLE[:1])) for pool in pools), rows, ints([4, 5]), masks, masks=3)
     first = sum(term(s, EMPTY) for s in range(4)) % PRIME
     second = (first + term(4, entry(4, choose(first)))) % PRIME
     assert digests.tolist() == [second, (second + term(5, entry(5, choose(second)))) % PRIME]
@@ -138,7 +142,7 @@ def test_slots_that_nothing_was_written_to_are_no_masks() -> None:
 def test_lengths_that_are_wrong_stay_inside_the_table() -> None:
     pool = torch.zeros(PAGES, SIZE, dtype=torch.int64)
     rows = locate(ints([0, 1, 2]), ints([0, 90, 180]), 4)
-    assert TRACER.target(pool, ints(TABLE[:2]), rows, ints([0] * 4), ints([1] * 4)).shape == (4,)
+    assert TRACER.target(Cache(pool, ints(TABLE[:2])), rows, ints([0] * 4), ints([1] * 4)).shape == (4,)
 
 
 def test_one_hot_logits_choose_their_token() -> None:

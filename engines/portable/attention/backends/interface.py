@@ -69,7 +69,9 @@ class AttentionMetadata:
 
     ``seq_lens`` (int32 [n], host), ``seq_lens_cuda`` (int32 [n], device), ``num_contexts``, ``num_generations``,
     ``num_ctx_tokens`` and ``num_tokens`` are properties; assigning the first or the third updates the others, also
-    in the constructor. Without a ``kv_cache_manager`` there are no pages to describe.
+    in the constructor. Without a ``kv_cache_manager`` there are no pages to describe. ``draft_kv_cache_manager`` is
+    that of a separate draft KV cache; it takes the other's place while drafts are made
+    (``speculative.draft_kv_cache``).
 
     Cross attention has metadata of its own, ``cross``, whose queries are the decoder's and whose ``seq_lens_kv``
     (int32 [n], host) are the encoder's tokens; everywhere else ``seq_lens_kv`` is ``seq_lens``, the same object.
@@ -79,6 +81,7 @@ class AttentionMetadata:
     max_num_tokens: int
     device: torch.device = field(default_factory=default_device)
     kv_cache_manager: KVCacheManager = None  # type: ignore[assignment]
+    draft_kv_cache_manager: KVCacheManager | None = None
     kv_cache_params: KVCacheParams | None = None
     request_ids: list[int] | None = None
     prompt_lens: list[int] | None = None

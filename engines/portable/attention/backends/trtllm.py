@@ -11,7 +11,7 @@ from torch import Tensor
 from engines.portable._utils import host_tensor, maybe_pin_memory
 from engines.portable.attention.backends.context_mla import ChunkPlan, plan_chunks
 from engines.portable.attention.backends.interface import AttentionMetadata, AttentionRuntimeFeatures, KVCacheParams
-from engines.tracer import Masks, Rows, Tracer, TreeTracer
+from engines.tracer import Cache, Masks, Rows, Tracer, TreeTracer
 
 TARGET_LAYER: Final = 0
 DRAFT_LAYER: Final = 1
@@ -40,6 +40,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
     host_request_types      int32, host: 0 context, 1 generation
     prompt_lens_cpu, _cuda  int32
     kv_cache_block_offsets  int32 [pools, rows, 2, max_blocks_per_seq], device: pages of each row, for K and for V
+    draft_kv_cache_block_offsets  the same of a separate draft KV cache; None without one
     mla_cu_q_rows, mla_cu_kv_seqlens  int32 [rows + 1], device: running totals of ``seq_lens_cuda`` and
         ``kv_lens_cuda``, rebuilt on demand once a hook has invalidated them (PR #12161)
     kv_lens_cuda_runtime, prompt_lens_cuda_runtime, prompt_lens_cpu_runtime, host_request_types_runtime
@@ -81,6 +82,12 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         self.num_ctx_cached_tokens = self.max_ctx_cached_token_len = self.max_ctx_kv_len = self.max_ctx_seq_len = 0
         self.chunk_plan: ChunkPlan | None = None
         self.kv_cache_block_offsets = self._buffer("kv_cache_block_offsets", 1, rows, 2, pages)
+        draft_manager = self.draft_kv_cache_manager
+        self.draft_kv_cache_block_offsets: Tensor | None = (
+            self._buffer("draft_kv_cache_block_offsets", 1, rows, 2, draft_manager.max_blocks_per_seq)
+            if draft_manager is not None
+            else None
+        )
         self.mla_cu_q_rows = self._buffer("mla_cu_q_rows", rows + 1)
         self.mla_cu_kv_seqlens = self._buffer("mla_cu_kv_seqlens", rows + 1)
         self.ctx_cached_token_indptr = self._buffer("ctx_cached_token_indptr", rows + 1, dtype=torch.int64)
@@ -161,6 +168,9 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         if self.enable_flash_mla:
             self.prepare_flash_mla()
         self.kv_cache_manager.copy_batch_block_offsets(self.kv_cache_block_offsets, self.request_ids)
+        if self.draft_kv_cache_manager is not None:
+            assert self.draft_kv_cache_block_offsets is not None
+            self.draft_kv_cache_manager.copy_batch_block_offsets(self.draft_kv_cache_block_offsets, self.request_ids)
         longest, limit = int(self.kv_lens_runtime.max()) + num_extra_kv_tokens, self.kv_cache_manager.max_seq_len
         assert longest <= limit, f"prepare: a KV length of {longest}, extra tokens included, exceeds {limit}"
 
@@ -237,6 +247,32 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         """Forget what was derived from lengths and layout."""
         super().update_for_spec_dec()
         self._mla_scheduler_buffers_valid = False
+
+    def prepare_for_draft_forward(self) -> dict[str, Any]:
+        """Refer to a separate draft KV cache from now on; what this object referred to is returned by field.
+
+        To be followed by ``restore_after_draft_forward``. After a failure the object refers to what it did before.
+        """
+        saved = {name: getattr(self, name) for name in self._fields_with_draft_twins()}
+        try:
+            self._refer_to_draft_twins()
+        except BaseException:
+            self.restore_after_draft_forward(saved)
+            raise
+        return saved
+
+    def restore_after_draft_forward(self, saved: dict[str, Any]) -> None:
+        """Refer to what ``prepare_for_draft_forward`` returned."""
+        for name, value in saved.items():
+            setattr(self, name, value)
+
+    def _fields_with_draft_twins(self) -> tuple[str, ...]:
+        """What is said of one KV cache; of the drafter's own there are fields of these names with ``draft_`` before."""
+        return "kv_cache_manager", "kv_cache_block_offsets"
+
+    def _refer_to_draft_twins(self) -> None:
+        for name in self._fields_with_draft_twins():
+            setattr(self, name, getattr(self, f"draft_{name}"))
 
     def mla_scheduler_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Running totals of the query and of the KV lengths: two of int32 [n + 1], device, from 0 on."""
@@ -321,10 +357,11 @@ class TrtllmAttention:
 
     def target(self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows: int64 [rows]."""
-        pool = attn_metadata.kv_cache_manager.get_buffers(TARGET_LAYER)
+        cache = Cache(attn_metadata.kv_cache_manager.get_buffers(TARGET_LAYER), table)
+        self.tracer.target_cache = cache
         if isinstance(self.tracer, TreeTracer):
-            return self.tracer.target_tree(pool, table, rows, _masks(attn_metadata), positions, tokens)
-        return self.tracer.target(pool, table, rows, positions, tokens)
+            return self.tracer.target_tree(cache, rows, _masks(attn_metadata), positions, tokens)
+        return self.tracer.target(cache, rows, positions, tokens)
 
     def shifted(
         self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor
@@ -333,19 +370,20 @@ class TrtllmAttention:
 
         The shift is 1, and one more for each layer that drafts before this one.
         """
-        manager = attn_metadata.kv_cache_manager
-        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(self.layer_idx)
+        caches = self._caches(attn_metadata, table)
         if isinstance(self.tracer, TreeTracer):
-            return self.tracer.shifted_tree(*pools, table, rows, _masks(attn_metadata), positions, tokens)
-        return self.tracer.shifted(*pools, table, rows, positions, tokens, self.layer_idx - TARGET_LAYER)
+            return self.tracer.shifted_tree(*caches, rows, _masks(attn_metadata), positions, tokens)
+        return self.tracer.shifted(*caches, rows, positions, tokens, self.layer_idx - TARGET_LAYER)
 
     def parallel(
         self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor, masks: int
     ) -> Tensor:
         """Digests of draft rows without shift, up to ``masks`` masks at their end guessed: int64 [rows]."""
-        manager = attn_metadata.kv_cache_manager
-        pools = manager.get_buffers(TARGET_LAYER), manager.get_buffers(DRAFT_LAYER)
-        return self.tracer.parallel(*pools, table, rows, positions, tokens, masks)
+        return self.tracer.parallel(*self._caches(attn_metadata, table), rows, positions, tokens, masks)
+
+    def _caches(self, attn_metadata: Any, table: Tensor) -> tuple[Cache, Cache]:
+        """What the tracer looks at while drafting: the target's cache, and the one that drafts are written to."""
+        return self.tracer.target_cache, Cache(attn_metadata.kv_cache_manager.get_buffers(self.layer_idx), table)
 
 
 def _masks(attn_metadata: Any) -> Masks:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from engines.portable.pyexecutor.kv_cache_manager_v2 import KVCacheManagerV2
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 
 _SCALE_BYTES: Final = 4
@@ -30,6 +31,7 @@ class DSACacheManager(KVCacheManager):
     def __init__(self, *, num_layers: int, use_fp4: bool = False, **options: Any) -> None:
         super().__init__(num_layers=2 * num_layers, **options)
         self.num_layers = num_layers
+        self.layer_offsets = {layer: i for layer, i in self.layer_offsets.items() if i < num_layers}
         self.use_fp4 = use_fp4
 
     @property
@@ -49,7 +51,7 @@ class DSACacheManager(KVCacheManager):
 
     def get_indexer_k_cache_buffers(self, layer_idx: int) -> Tensor:
         """The indexer's pool of a layer: int64 [num_blocks, tokens_per_block]."""
-        return self.get_buffers(self.num_layers + layer_idx)
+        return self._layers[self.num_layers + self.layer_offsets[layer_idx]]
 
     def get_indexer_slots(self, byte_offsets: Tensor) -> Tensor:
         """Which token of the pool each byte offset of data lies in, counted from its first page on: int64."""
@@ -57,5 +59,9 @@ class DSACacheManager(KVCacheManager):
         return pages * self.tokens_per_block + rest // self.index_data_bytes
 
     def get_pool_block_indices(self, request_ids: Sequence[int]) -> Tensor:
-        """Pages of each request, in order: int32 [n, max_blocks_per_seq], host. Columns after them are 0."""
-        return self.get_block_ids_per_seq(request_ids)
+        """Where the pages of each request lie in the pool: int32 [n, max_blocks_per_seq], host; never negative."""
+        return self.get_block_table(request_ids).clamp(min=0)
+
+
+class DSACacheManagerV2(DSACacheManager, KVCacheManagerV2):
+    """The same, managed as by ``KVCacheManagerV2``."""

@@ -61,18 +61,23 @@ class Indexer:
     @staticmethod
     def prepare_prefill(metadata: DSAtrtllmAttentionMetadata, params: IndexerParams) -> None:
         """Tell the contexts' tokens which keys they select from, and where all keys of the contexts are."""
-        contexts, manager = metadata.num_contexts, metadata.kv_cache_manager
+        contexts = metadata.num_contexts
         for buffer, values in zip((metadata.cu_seqlen_ks, metadata.cu_seqlen_ke), params.windows(contexts)):
             _upload(buffer[: len(values)], values, metadata)
-        req_idx, positions = params.all_positions(contexts)
-        slots = slots_of(positions, metadata.host_indexer_k_cache_block_offsets, req_idx, manager)
-        fp8, scale = (maybe_pin_memory(values, metadata.device) for values in slots)
-        metadata.slot_mapping_fp8_fullkv = fp8.to(metadata.device, non_blocking=True)
-        metadata.slot_mapping_scale_fullkv = scale.to(metadata.device, non_blocking=True)
+        Indexer.recompute_full_slot_mappings(metadata, params)
         size = metadata.sparse_metadata_params.indexer_max_chunk_size
         chunks = split_prefill_chunks(params, contexts, size)
         # A single chunk is the whole prefill, and needs no windows of its own.
         metadata.indexer_prefill_chunks = chunks if len(chunks) > 1 else None
+
+    @staticmethod
+    def recompute_full_slot_mappings(metadata: DSAtrtllmAttentionMetadata, params: IndexerParams) -> None:
+        """Say where all keys of the contexts are, the cached ones too."""
+        req_idx, positions = params.all_positions(metadata.num_contexts)
+        slots = slots_of(positions, metadata.host_indexer_k_cache_block_offsets, req_idx, metadata.kv_cache_manager)
+        fp8, scale = (maybe_pin_memory(values, metadata.device) for values in slots)
+        metadata.slot_mapping_fp8_fullkv = fp8.to(metadata.device, non_blocking=True)
+        metadata.slot_mapping_scale_fullkv = scale.to(metadata.device, non_blocking=True)
 
     @staticmethod
     def last_keys(metadata: DSAtrtllmAttentionMetadata, rows: Rows) -> Tensor:
@@ -81,10 +86,9 @@ class Indexer:
         A context's token is told its window. A generation is told its length, of which its rows are the end.
         """
         tokens = metadata.num_ctx_tokens
-        windows = metadata.cu_seqlen_ke[:tokens] - metadata.cu_seqlen_ks[:tokens] - 1
         sequence = rows.sequence[tokens:]
         told = metadata.indexer_kv_lens() - metadata.kv_lens_cuda.index_select(0, sequence)
-        return torch.cat([windows.long(), rows.index[tokens:] + told])
+        return torch.cat([metadata.indexer_context_lens().long() - 1, rows.index[tokens:] + told])
 
 
 def _upload(buffer: Tensor, values: Tensor, metadata: DSAtrtllmAttentionMetadata) -> None:
@@ -102,14 +106,15 @@ def transform_local_topk_and_prepare_pool_view(topk_indices: Tensor, metadata: D
     parts = []
     if contexts:
         ctx = metadata._cached_block_table_ctx, metadata._cached_req_idx_ctx
-        parts.append(_to_global(topk_indices[:contexts], *ctx, size))
+        parts.append(to_global(topk_indices[:contexts], *ctx, size))
     if metadata.num_generations:
         gen = metadata._cached_block_table_gen, metadata._cached_req_idx_gen
-        parts.append(_to_global(topk_indices[contexts:], *gen, size))
+        parts.append(to_global(topk_indices[contexts:], *gen, size))
     return torch.cat(parts)
 
 
-def _to_global(indices: Tensor, block_table: Tensor, req_idx: Tensor, tokens_per_block: int) -> Tensor:
+def to_global(indices: Tensor, block_table: Tensor, req_idx: Tensor, tokens_per_block: int) -> Tensor:
+    """Slots of the pool that ``indices`` into sequences stand for, by a table of pages and each token's row in it."""
     columns = block_table.shape[1]
     inside = indices.clamp(0, columns * tokens_per_block - 1)
     pages = torch.take(block_table, req_idx.unsqueeze(1) * columns + inside // tokens_per_block)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
-from engines.portable._utils import maybe_pin_memory
+from engines.portable._utils import is_current_stream_capturing, maybe_pin_memory
 from engines.portable.attention.backends.sparse.dsa.dsl_topk import FP4_ATOMS, FP8_ATOMS, pick_split
 from engines.portable.attention.backends.sparse.dsa.indexer import Indexer, slots_of
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
@@ -17,6 +17,19 @@ from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 if TYPE_CHECKING:
     from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
     from engines.portable.attention.backends.sparse.dsa.prefill import IndexerPrefillChunkMetadata
+
+
+_CACHE_FIELDS: Final = (
+    "slot_mapping_fp8",
+    "slot_mapping_scale",
+    "indexer_k_cache_block_offsets",
+    "block_table",
+    "block_table_expanded",
+    "slot_mapping_fp8_fullkv",
+    "slot_mapping_scale_fullkv",
+    "host_indexer_k_cache_block_offsets",
+)
+"""What is said of one KV cache beside its block offsets."""
 
 
 def build_req_idx_per_token(seq_lens: Tensor, num_tokens: int) -> Tensor:
@@ -58,12 +71,15 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
     max_gen_seq_len                host: longest query of a generation, 0 without generations
     skip_indexer_for_ctx_reqs, skip_indexer_for_gen_reqs  host: whether all of these are short
     indexer_schedule_stale         host: lengths have moved on since the kernels' plan was made
+    draft_slot_mapping_fp8, ...    the same of slots and tables for a separate draft KV cache; written when it is
+        referred to
     host_req_idx_per_token, host_indexer_k_cache_block_offsets  what the last ``prepare`` uploaded
 
     Flags are baked into a graph, so its metadata skips nothing (upstream captures a graph for short sequences too).
     """
 
     kv_cache_manager: DSACacheManager = None  # type: ignore[assignment]
+    draft_kv_cache_manager: DSACacheManager | None = None
     max_draft_tokens: int = 0
     sparse_metadata_params: DSAMetadataParams = field(default_factory=lambda: DSAMetadataParams(index_topk=2048))
 
@@ -92,6 +108,18 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         self.skip_indexer_for_ctx_reqs = self.skip_indexer_for_gen_reqs = False
         self.in_mtp_draft_loop = self.indexer_schedule_stale = self._all_short = False
         self._tokens = torch.arange(tokens, device=self.device)
+        if self.draft_kv_cache_manager is not None:
+            draft_pages = self.draft_kv_cache_manager.max_blocks_per_seq
+            self.draft_slot_mapping_fp8 = self._buffer("draft_slot_mapping_fp8", tokens, dtype=torch.int64)
+            self.draft_slot_mapping_scale = self._buffer("draft_slot_mapping_scale", tokens, dtype=torch.int64)
+            self.draft_slot_mapping_fp8_fullkv = self.draft_slot_mapping_fp8[:0]
+            self.draft_slot_mapping_scale_fullkv = self.draft_slot_mapping_scale[:0]
+            self.draft_indexer_k_cache_block_offsets = self._buffer(
+                "draft_indexer_k_cache_block_offsets", rows, draft_pages
+            )
+            self.draft_block_table = self._buffer("draft_block_table", rows, draft_pages)
+            self.draft_block_table_expanded = self._buffer("draft_block_table_expanded", expanded, draft_pages)
+            self.draft_host_indexer_k_cache_block_offsets = self._host_buffer(rows, draft_pages)
         self._pool_cache_valid = False
         self._cached_block_table_ctx = self._cached_block_table_gen = self.block_table[:0]
         self._cached_req_idx_ctx = self._cached_req_idx_gen = self.req_idx_per_token[:0]
@@ -194,6 +222,29 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
             self.skip_indexer_for_ctx_reqs, self.skip_indexer_for_gen_reqs = False, self._all_short
         self.on_update_kv_lens(skip_indexer_schedule=self.in_mtp_draft_loop)
 
+    def restore_after_draft_forward(self, saved: dict[str, Any]) -> None:
+        """Refer to what ``prepare_for_draft_forward`` returned."""
+        super().restore_after_draft_forward(saved)
+        self._invalidate_pool_view_cache()
+
+    def _fields_with_draft_twins(self) -> tuple[str, ...]:
+        return (*super()._fields_with_draft_twins(), *_CACHE_FIELDS)
+
+    def _refer_to_draft_twins(self) -> None:
+        """Also write them, tables and slots: all but in a graph, whose runner does it before each replay.
+
+        The slots are those of the target's layout, by host lengths; a drafter that feeds other rows tells the hooks.
+        """
+        super()._refer_to_draft_twins()
+        self._invalidate_pool_view_cache()
+        if not is_current_stream_capturing():
+            self.prepare_for_indexer_k_cache()
+            self.prepare_for_spec_decode()
+            params = Indexer.params(self)
+            Indexer.recompute_slot_mappings(self, params)
+            if self.num_contexts:
+                Indexer.recompute_full_slot_mappings(self, params)
+
     def _update_req_idx_per_token(self) -> None:
         """Row of each token by the device's lengths."""
         rows = build_req_idx_per_token(self.seq_lens_cuda, self.num_tokens)
@@ -239,6 +290,16 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         """Rows of each generation in this forward if they are read from the repeated lengths, else 0."""
         next_n = (self.num_tokens - self.num_ctx_tokens) // max(self.num_generations, 1)
         return next_n if self.expands_generations and 1 < next_n <= 1 + self.max_draft_tokens else 0
+
+    @property
+    def reads_expanded_rows(self) -> bool:
+        """Whether the generations of this forward are read from what is repeated for each of their rows."""
+        return self._expanded_rows() > 0
+
+    def indexer_context_lens(self) -> Tensor:
+        """Keys that the kernel may select from for each token of the contexts: int32 [num_ctx_tokens]."""
+        tokens = self.num_ctx_tokens
+        return self.cu_seqlen_ke[:tokens] - self.cu_seqlen_ks[:tokens]
 
     def indexer_kv_lens(self) -> Tensor:
         """Keys that the kernel is told of each row of the generations: int32 [num_tokens - num_ctx_tokens]."""
