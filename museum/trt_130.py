@@ -9,7 +9,7 @@ from typing import Any
 
 from museum.bug import DFLASH, DRAFT_TARGET, DSPARK, EAGLE3, MTP, MTP_EAGLE, PARD, SA, Patch, bug
 
-_REFERENCE = "TensorRT-LLM PR #19296"
+_REFERENCE = "TensorRT-LLM #19296"
 _NO_NUMBER = "TensorRT-LLM, no public number"
 _NOTICED = ("matchers-follow-tokens", "matchers-equal-reference")
 

@@ -12,7 +12,7 @@ from museum.bug import EAGLE3, PARD, Patch, bug
     kind="K8",
     workers=(EAGLE3, PARD),
     title="Masks are laid out for the largest draft length, not for that of the step",
-    reference="TensorRT-LLM #15022, PR #15023",
+    reference="TensorRT-LLM #15022, #15023",
     caught_by=("steps-complete",),
 )
 def rows_of_the_largest_draft_len(patch: Patch) -> None:

@@ -16,11 +16,11 @@ from tests.museum.scenario_of import SCENARIOS
 
 MUSEUM = {
     "TRT": "01-04 06 07 09 10 12 13 16 17 19-21 23-27 29 30 32-37 39-43 45-47 49-52 54 56-58 60 62-66 68-71 73 75 77 78"
-    " 80-83 85 87 88 90 91 93-95 97-102",
+    " 80-83 85 87 88 90 91 93-95 97-102 110 130 131",
     "VLL": "02-08 10-15 18-23",
     "SGL": "01 03 04 06-08 10-12",
 }
-"""The bug museum: bugs of TensorRT-LLM, vLLM with its plug-ins, and SGLang; public ones but for TRT-98 to TRT-102."""
+"""The bug museum: bugs of TensorRT-LLM, vLLM with its plug-ins, and SGLang; public ones but for TRT-98 and later."""
 
 
 def _entries() -> set[str]:
