@@ -86,7 +86,10 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
     most = k if traits.drafts_for_contexts else 0
     contexts = [_steered(replace(c, chunk=_chunk(c, schedule)), config, most) for c in step.contexts]
     accepted = 1 if traits.tree else k + 1
-    generations = [_steered(replace(g, accept=min(g.accept, accepted)), config, k) for g in step.generations]
+    generations = [
+        _steered(replace(g, accept=min(g.accept, accepted), match=_match(g, config)), config, k)
+        for g in step.generations
+    ]
     whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
     if not _fits(whole, schedule):
         # Fewer rows than were captured can not be replayed.
@@ -129,6 +132,11 @@ def _chunk(row: Context, schedule: Schedule) -> int:
     return min(row.chunk, left) if schedule.config.traits.chunked_prefill else left
 
 
+def _match(row: Generation, config: Config) -> int:
+    """As much of the match as there can be; none without automata."""
+    return min(row.match, config.max_seq_len) if config.sa_threshold and row.request is not None else 0
+
+
 def _with_step(scenario: Scenario, index: int, step: Step | None) -> Scenario:
     put = () if step is None else (step,)
     return replace(scenario, steps=(*scenario.steps[:index], *put, *scenario.steps[index + 1 :]))
@@ -165,6 +173,11 @@ def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, config=replace(scenario.config, **{name: default}))
     strict = replace(scenario.config, use_relaxed_acceptance_for_thinking=False, relaxed_topk=0, relaxed_delta=0.0)
     yield replace(scenario, config=strict)
+    # None of these can go alone.
+    shared = replace(scenario.config, use_separate_draft_kv_cache=False, draft_num_blocks=0, draft_tokens_per_block=0)
+    yield replace(scenario, config=shared)
+    for threshold in _below(scenario.config.sa_threshold, 1):
+        yield replace(scenario, config=replace(scenario.config, sa_threshold=threshold))
     whole = float(int(scenario.config.force_num_accepted_tokens))
     yield replace(scenario, config=replace(scenario.config, force_num_accepted_tokens=whole))
 
@@ -276,6 +289,8 @@ def _plainer_generation(row: Generation) -> Iterator[Generation]:
         yield replace(row, past=past)
     for accept in _below(row.accept, 1):
         yield replace(row, accept=accept)
+    for match in _below(row.match, 0):
+        yield replace(row, match=match)
 
 
 def _below(value: int, low: int) -> list[int]:

@@ -18,11 +18,12 @@ draft[i]  it edits them: one token per row, no contexts, one token further    kv
           in pages of its own, which another manager grants                   two_managers
 restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance, trees,
                                                                               draft_context
+          and an automaton's drafts take the place of a model's               enhancer
 updated   tokens are emitted, unused cache is taken back, from both managers  output, kv_cache, two_managers, sparse,
-          and what a drafter keeps of each request follows                    trees, history, draft_context
+          and what a drafter keeps of each request follows                    trees, history, draft_context, enhancer
           and how its drafts are to be judged                                 guided, relaxed
 failed    or it broke off somewhere, and all is given back just the same      lifecycle, kv_lens, kv_cache, trees,
-                                                                              draft_context, two_managers
+                                                                              draft_context, two_managers, enhancer
 ========  ==================================================================  =========================================
 
 ``relations`` asks about none of them by name: two runs must end up alike. The modules are imported causes first,
@@ -30,7 +31,7 @@ which is the order of severity.
 """
 
 from invariants import lifecycle, two_managers, counters, trees, kv_lens, rows, sparse, selection  # noqa: F401, I001
-from invariants import draft_context, forced, guided, relaxed, spec_metadata, acceptance  # noqa: F401
+from invariants import draft_context, enhancer, forced, guided, relaxed, spec_metadata, acceptance  # noqa: F401
 from invariants import kv_cache, history, output, relations  # noqa: F401
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify

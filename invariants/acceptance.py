@@ -51,7 +51,7 @@ def acceptance_in_range(step: StepCase, check: Check) -> None:
 @invariant(
     "acceptance-follows-agreement",
     reads=("num_accepted_tokens", "new_tokens_lens", "py_num_accepted_draft_tokens"),
-    museum=("TRT-12", "TRT-26", "TRT-64", "TRT-70", "TRT-77", "TRT-80", "TRT-94", "TRT-101", "SGL-11"),
+    museum=("TRT-12", "TRT-26", "TRT-64", "TRT-70", "TRT-77", "TRT-80", "TRT-94", "TRT-101", "TRT-110", "SGL-11"),
 )
 def acceptance_follows_agreement(step: StepCase, check: Check) -> None:
     """The target accepts exactly the drafts that the scenario lets agree: 1 + min(agree, drafts, K) tokens.
@@ -149,7 +149,10 @@ def acceptance_equals_reference(step: StepCase, check: Check) -> None:
 @invariant(
     "drafts-equal-reference",
     reads=("next_draft_tokens", "next_new_tokens"),
-    museum=("TRT-12", "TRT-64", "TRT-70", "TRT-80", "TRT-94", "TRT-97", "TRT-101", "TRT-102", "TRT-130", "VLL-02"),
+    museum=(
+        *("TRT-12", "TRT-64", "TRT-70", "TRT-80", "TRT-94", "TRT-97", "TRT-101", "TRT-102", "TRT-110", "TRT-130"),
+        "VLL-02",
+    ),
     kind=REFERENCE,
 )
 def drafts_equal_reference(step: StepCase, check: Check) -> None:

@@ -100,6 +100,12 @@ class Row:
         self.sampled = asked.accept if isinstance(asked, Generation) else plan.accepted
         self.before = before
 
+    @property
+    def overridden(self) -> bool:
+        """Whether drafts of a suffix automaton take the place of its model's."""
+        asked, step = self.step.asked.rows[self.index], self.step
+        return isinstance(asked, Generation) and step.draft_len > 0 and asked.match >= step.config.sa_threshold > 0
+
 
 class StepCase:
     """One step: the request (``asked``), its rows, and the moments that were observed.

@@ -160,7 +160,7 @@ def _drafts_made(row: Row) -> list[int] | None:
         "draft_tokens",
         "draft_all_rank_num_tokens",
     ),
-    museum=("TRT-21", "TRT-24", "TRT-26", "TRT-45", "TRT-94", "VLL-02"),
+    museum=("TRT-21", "TRT-24", "TRT-26", "TRT-45", "TRT-94", "TRT-110", "VLL-02"),
     kind=REFERENCE,
 )
 def inputs_equal_reference(step: StepCase, check: Check) -> None:

@@ -33,6 +33,8 @@ class Row:
     most        tokens that it accepts at most, however many drafts the target agrees with; None without such a limit
     near        how many of the drafts after those that agree are to be the target's second choice
     relaxed     whether it accepts second choices, too; None where no request ever does
+    match       how long a match its suffix automaton finds in this step
+    overridden  whether the automaton's drafts, which ``agree`` then speaks of, are the row's
     """
 
     request: int | None
@@ -47,6 +49,13 @@ class Row:
     most: int | None = None
     near: int = 0
     relaxed: bool | None = None
+    match: int = 0
+    overridden: bool = False
+
+    @property
+    def model_agree(self) -> int:
+        """How many of the drafts that a model makes for it the target would agree with."""
+        return 0 if self.overridden else self.agree
 
     @property
     def query(self) -> int:
@@ -240,9 +249,10 @@ def _generation(row: Generation, draft_len: int, width: int, config: Config, his
     tokens = [text.token(past), *drafts, *[PAD_TOKEN] * (width - len(drafts))]
     parents = _tree(made.parents, width) if config.traits.tree else _chain(tokens)
     relaxed = history.thinking and relaxes(config) if config.use_relaxed_acceptance_for_thinking else None
+    overridden = draft_len > 0 and row.match >= config.sa_threshold > 0
     return Row(
         row.request, False, text, history.prompt_len, past, tokens, parents, verified, row.agree,
-        near=row.near, relaxed=relaxed,
+        near=row.near, relaxed=relaxed, match=row.match, overridden=overridden,
     )  # fmt: skip
 
 

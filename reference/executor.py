@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from reference import attention_metadata, kv_cache
 from reference.batch import Batch, lay_out
 from reference.dense_selection import selection
+from reference.enhancer import enhanced, found, texts
 from reference.guided_decoding import matcher_rows, matchers
 from reference.history import History, Text, Turn
 from reference.sparse_attention import derived, keys_of_contexts, prefill
@@ -66,7 +67,7 @@ class Session:
         """
         sampled = lay_out(step, self._config, self._active)
         counter, batch = self._forced(sampled)
-        drafting = self._worker.draft(batch)
+        drafting = enhanced(batch, self._worker.draft(batch))
         after = self._active | self._turned(batch, drafting)
         phases = _phases(step, self._config)
         prepared = attention_metadata.prepared(batch, self._config) | prefill(batch, self._config)
@@ -127,7 +128,8 @@ class Session:
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
         restored |= matcher_rows(batch, self._config, RESTORED)
-        yield RESTORED, restored | _outputs(batch, drafting) | self._worker.own_state(batch, after=True)
+        outputs = _outputs(batch, drafting) | found(batch, self._config)
+        yield RESTORED, restored | outputs | self._worker.own_state(batch, after=True)
 
     def _forced(self, sampled: Batch) -> tuple[int | None, Batch]:
         """The counter of random numbers and the batch once acceptance has been forced, in one forward."""
@@ -164,7 +166,7 @@ class Session:
     def _updated(self, batch: Batch, after: Mapping[int, History]) -> Fields:
         generations = [row for row in batch.generations if row.request is not None]
         started = {i: history for i, history in after.items() if history.started}
-        fields = self._ledger(started) | self._caches(started)
+        fields = self._ledger(started) | self._caches(started) | self._owners(started)
         if self._config.traits.tree:
             fields["draft_tree"] = {i: list(history.drafts.parents) for i, history in started.items()}
         return fields | {
@@ -177,6 +179,8 @@ class Session:
         """Contents of the caches. The indexer of a sparse backend is given each token that its model is given."""
         target = {i: history.text.slots(history.past) for i, history in histories.items()}
         kept = self._worker.kept(histories)
+        if self._config.sa_threshold:
+            kept |= texts(histories)
         sparse = self._config.index_topk > 0
         indexer = {"target_indexer_kv": target, "draft_indexer_kv": kept["draft_kv"]} if sparse else {}
         return {"target_kv": target, **kept, **indexer}
@@ -186,7 +190,7 @@ class Session:
         if self._worker.returns_kv_lens:
             fields["kv_lens_cuda"] = batch.kv_lens
         # What becomes of the pages when the run ends is nobody's concern.
-        return fields if outcome == "fatal" else fields | self._ledger(self._active)
+        return fields if outcome == "fatal" else fields | self._ledger(self._active) | self._owners(self._active)
 
     def _ledger(self, histories: Mapping[int, History]) -> Fields:
         """What is kept for requests that have started, and for no other."""
@@ -197,6 +201,12 @@ class Session:
             deltas = {i: delta if history.is_thinking else 0 for i, history in started.items()}
             fields |= {"relaxed_delta": deltas, "relaxed_delta_left": []}
         return fields | matchers(started, self._config)
+
+    def _owners(self, histories: Mapping[int, History]) -> Fields:
+        """Who has a suffix automaton: every request from its first chunk to its end, and no dummy."""
+        if self._config.traits.draft_model and not self._config.sa_threshold:
+            return {}
+        return {"sa_requests": sorted(i for i, history in histories.items() if history.started)}
 
     def _outcome(self, step: Step) -> str:
         """Upstream survives lack of memory in general warm-up, and in serving what its error budget allows."""

@@ -90,10 +90,17 @@ class Drafts:
     """Drafts for the next step: a chain, or the nodes of a tree.
 
     parents  of a tree: per token the one that it follows, -1 for the root; none of a chain
+    model    what the draft model made, where the drafts of a suffix automaton have taken its place
     """
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
+    model: Sequence[int] = ()
+
+    @property
+    def own(self) -> Sequence[int]:
+        """The drafts of the draft model, whichever will be verified."""
+        return self.model or self.tokens
 
 
 @dataclass(frozen=True)

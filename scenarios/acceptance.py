@@ -1,4 +1,4 @@
-"""Which ways to accept and to read drafts a configuration may ask for, and what rows may ask of them."""
+"""Which ways to make, to read and to accept drafts a configuration may ask for, and what rows may ask of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scenarios.tracer import NEAR_GAP
 VARIANTS: Final = (
     "force_num_accepted_tokens",
     "draft_vocab_map",
+    "sa_threshold",
     "guided_decoding",
     "use_relaxed_acceptance_for_thinking",
 )
@@ -36,6 +37,12 @@ def check_acceptance(config: Config) -> None:
         f"{config.worker} has no draft head of its own, and so no vocabulary to map from",
         "leave it out",
     )
+    require(
+        config.traits.sa_enhancer or not config.sa_threshold,
+        "config.sa_threshold",
+        f"{config.worker} has no suffix automaton beside a draft model",
+        "leave it out",
+    )
     _check_guided(config)
     _check_relaxed(config)
 
@@ -46,10 +53,14 @@ def _check_guided(config: Config) -> None:
     require(
         not config.traits.tree, "config.guided_decoding", "a matcher follows a chain of drafts, no tree", "leave it out"
     )
-    for name in ("force_num_accepted_tokens", "use_relaxed_acceptance_for_thinking"):
-        require(
-            not getattr(config, name), f"config.{name}", "is not combined with guided_decoding", "leave one of them out"
-        )
+    _alone(
+        config, "guided_decoding", "force_num_accepted_tokens", "use_relaxed_acceptance_for_thinking", "sa_threshold"
+    )
+
+
+def _alone(config: Config, variant: str, *others: str) -> None:
+    for name in others:
+        require(not getattr(config, name), f"config.{name}", f"is not combined with {variant}", "leave one of them out")
 
 
 def _check_relaxed(config: Config) -> None:
@@ -74,12 +85,7 @@ def _check_relaxed(config: Config) -> None:
         f"{config.worker} accepts no draft but the target's first choice",
         "leave it out",
     )
-    require(
-        not config.force_num_accepted_tokens,
-        "config.force_num_accepted_tokens",
-        "is not combined with use_relaxed_acceptance_for_thinking",
-        "leave one of them out",
-    )
+    _alone(config, "use_relaxed_acceptance_for_thinking", "force_num_accepted_tokens", "sa_threshold")
     delta = config.relaxed_delta
     require(
         0 < delta <= _LARGEST_DELTA and abs(delta - NEAR_GAP) > _DELTA_MARGIN,
@@ -121,4 +127,18 @@ def check_row(config: Config, row: Context | Generation, draft_len: int, field: 
         "write how many drafts after those that agree are the target's second choice"
         if config.use_relaxed_acceptance_for_thinking
         else "leave it out, as only relaxed acceptance takes second choices",
+    )
+
+
+def check_match(config: Config, row: Generation, field: str) -> None:
+    """Raise ``ScenarioError`` for the match of an automaton that the row has not."""
+    enhanced = config.sa_threshold > 0 and row.request is not None
+    most = config.max_seq_len if enhanced else 0
+    require(
+        0 <= row.match <= most,
+        f"{field}.match",
+        f"{row.match} is outside 0..{most}",
+        "write how many tokens the match has"
+        if enhanced
+        else "leave it out, as it is for real requests of a config with sa_threshold",
     )

@@ -58,6 +58,7 @@ class WorkerTraits:
     draft_model          it drafts by calls of a model; without one it saves nothing and moves no lengths
     draft_vocab          its draft model has a head of its own, and so may have a vocabulary of its own
     relaxed_acceptance   it may accept, of a request that thinks, drafts that are not the target's first choice
+    sa_enhancer          a suffix automaton's drafts may take the place of the model's
     """
 
     name: str
@@ -74,6 +75,7 @@ class WorkerTraits:
     draft_model: bool = True
     draft_vocab: bool = True
     relaxed_acceptance: bool = False
+    sa_enhancer: bool = False
 
     @property
     def guides_drafts(self) -> bool:
@@ -89,12 +91,18 @@ class WorkerTraits:
 WORKERS: Final[dict[str, WorkerTraits]] = {
     w.name: w
     for w in (
-        WorkerTraits("Eagle3OneModelWorker", "Eagle3, linear draft loop over one layer group", relaxed_acceptance=True),
+        WorkerTraits(
+            "Eagle3OneModelWorker",
+            "Eagle3, linear draft loop over one draft layer group",
+            relaxed_acceptance=True,
+            sa_enhancer=True,
+        ),
         WorkerTraits(
             "MTPEagleWorker",
             "MTP-Eagle, linear draft loop over one MTP layer",
             draft_vocab=False,
             relaxed_acceptance=True,
+            sa_enhancer=True,
         ),
         WorkerTraits("DraftTargetOneModelWorker", "a separate draft model, linear draft loop over tokens alone"),
         WorkerTraits(
@@ -103,6 +111,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             parallel=True,
             drafts_for_contexts=False,
             min_draft_len=1,
+            sa_enhancer=True,
         ),
         WorkerTraits(
             "MTPWorker",
@@ -114,6 +123,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             sparse=False,
             draft_vocab=False,
             relaxed_acceptance=True,
+            sa_enhancer=True,
         ),
         WorkerTraits(
             "SAWorker",
@@ -127,6 +137,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             drafts_for_contexts=False,
             keeps_context=True,
             sparse=False,
+            sa_enhancer=True,
         ),
         WorkerTraits(
             "DSparkWorker",
@@ -134,6 +145,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             drafts_for_contexts=False,
             keeps_context=True,
             sparse=False,
+            sa_enhancer=True,
         ),
         WorkerTraits(
             "Eagle3OneModelDynamicTreeWorker",
@@ -223,6 +235,8 @@ class Config:
     kv_cache_manager        one of ``KV_CACHE_MANAGERS``, for target and drafter
     host_offload            whether pages move in their pool between steps, as when they are swapped to the host and
                             back: what a page is called then is not where it lies
+    sa_threshold      from which match length on a suffix automaton's drafts take the place of the model's (upstream:
+                      ``sa_config.threshold``); 0 without automata beside the model
     """
 
     worker: str
@@ -257,6 +271,8 @@ class Config:
         target = self.num_blocks, self.tokens_per_block
         draft = self.draft_num_blocks, self.draft_tokens_per_block
         return (target, draft) if self.use_separate_draft_kv_cache else (target,)
+
+    sa_threshold: int = 0
 
     @property
     def traits(self) -> WorkerTraits:
@@ -332,6 +348,9 @@ class Generation:
     1 + min(agree, drafts it verifies) tokens, and near ones too if relaxed acceptance takes them. A dummy (``request``
     None) has ``past`` cached tokens, and its drafts are such that the target accepts ``accept`` tokens
     (1..draft_len+1); both are left at their defaults for a real request.
+
+    ``match`` is how long the match is that the request's suffix automaton finds in this step. From
+    ``Config.sa_threshold`` on its drafts are those of the row, and ``agree`` speaks of them.
     """
 
     request: int | None
@@ -339,6 +358,7 @@ class Generation:
     near: int = 0
     past: int = 0
     accept: int = 1
+    match: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scenarios import forced_acceptance as forced
-from scenarios.acceptance import check_acceptance, check_request, check_row, relaxes
+from scenarios.acceptance import check_acceptance, check_match, check_request, check_row, relaxes
 from scenarios.caches import check_caches, check_pools, pages
 from scenarios.errors import ScenarioError, closest, outside
 from scenarios.errors import require as _require
@@ -84,6 +84,7 @@ _LIMITS = {
     "relaxed_topk": (0, 8),
     "draft_num_blocks": (0, 16_384),
     "draft_tokens_per_block": (0, 256),
+    "sa_threshold": (0, 4096),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -331,6 +332,7 @@ class Schedule:
             "write how many of the drafts made for this row agree with the target",
         )
         check_row(config, row, k, field)
+        check_match(config, row, field)
         if row.request is None:
             self._check_dummy(step, field)
             least, most = self.config.least_history, 1 if config.traits.tree else k + 1

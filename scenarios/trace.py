@@ -129,6 +129,8 @@ FIELDS: Final[dict[str, str]] = {
     "next_draft_tokens": "device int32 [n, drafts]",
     "next_new_tokens": "device int32 [n, drafts + 1]",
     "worker_state": "worker's own step-local state: name -> value (rewind pending, held copies)",
+    "sa_match_len": "device int64 [G]: length of the match of each generation's automaton (sa_threshold, K > 0)",
+    "sa_draft_tokens": "device int32 [G, K]: what each of these automata drafts (sa_threshold, K > 0)",
     # Executor, per real request in the batch or still active, keyed by id: updated (and failed: ledger only).
     "emitted": "request -> tokens emitted so far (generated ones, not the prompt)",
     "kv_tokens": "request -> tokens granted in the KV-cache manager",
@@ -148,7 +150,8 @@ FIELDS: Final[dict[str, str]] = {
     "mtp_past_tokens": "request -> the last Kmax tokens that vanilla MTP keeps, oldest first",
     "mtp_past_hidden_states": "request -> the target's hidden states (tracer digests) of these",
     "draft_context": "request -> [position, value] of each column of the drafter's own context (DFlash, DSpark)",
-    "automaton": "request -> text that its suffix automaton holds (SA)",
+    "automaton": "request -> text that its suffix automaton holds (SA, or beside a model)",
+    "sa_requests": "owners of suffix automata, ascending, -1 for a dummy (SA, or beside a model); updated, failed",
     "spec_slots": "request id -> slot of what the worker keeps for it; every one that is taken (updated, failed)",
     "draft_tree": "request -> per draft node of its last step its parent, -1 for the root; [] without a tree",
     # failed.

@@ -60,8 +60,16 @@ where ``x`` is the position of the query's first row; the choices are those of i
 
 Suffix automaton (SA): it keeps the text of a request, prompt and all tokens committed since, and finds in it how the
 text goes on: ``choose`` of the digest of the text, as the target, with its ``index_topk``, would have it; the draft
-is fed back undisturbed. Its match has the length of the text where at least one draft is to agree and 0 elsewhere,
-where its drafts are PAD_TOKEN.
+is fed back undisturbed. It finds a match where at least one draft is to agree; elsewhere its drafts are PAD_TOKEN.
+
+Suffix automaton beside a model (``sa_threshold``): the text of a request is its prompt from its first chunk on, and
+the host adds the first generated token when it prepares the request's first generation; the tokens that generations
+commit are appended in their steps, with draft length 0 too. The match has the length that the row says. From the
+threshold on the automaton is the drafter that ``agree`` speaks of: its draft ``i`` is the ``i``-th token of how the
+text goes on where ``i < agree`` and ``disagree`` of it elsewhere, all rolled out undisturbed, and the model's drafts
+disagree from the first on; but the layers of vanilla MTP, whose caches keep what they drafted, then agree in all of
+them. Below the threshold ``agree`` speaks of the model, and the automaton disagrees. Drafts of the automaton take the
+place of those that a generation returns, after the model has made all of its own.
 
 Trees: rows of a generation are nodes of a tree, the root (the last committed token) first. A node at depth ``j`` has
 position ``past + j`` and sees the cached slots and, of this forward's slots, those that its mask names: the nodes on

@@ -1,4 +1,4 @@
-"""Ways to accept and to read drafts, and what they ask of draft lengths and agreements."""
+"""Ways to make, to read and to accept drafts, and what they ask of draft lengths, agreements and matches."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _GUIDED: Final = (False, False, False, True)
 _RELAXED: Final = (*((0, 0.0),) * 9, (2, 0.5), (2, 0.5), (4, 0.5), (1, 0.5), (2, 0.125))
 """``relaxed_topk`` and ``relaxed_delta``: mostly none, then such that take second choices, then such that do not."""
 _THINKING: Final = (False, True, True)
+_THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 
 
 def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Config:
@@ -29,8 +30,10 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     guided = guided and not config.traits.tree
     if guided or not config.traits.relaxed_acceptance:
         topk, delta = _RELAXED[0]
-    # The three are not combined.
-    forces = config.traits.drafts_for_contexts and not guided and not topk
+    # These are not combined with others.
+    alone = guided or topk > 0
+    forces = config.traits.drafts_for_contexts and not alone
+    threshold = choose(draw, _THRESHOLDS) if "sa_threshold" in variants else 0
     return replace(
         config,
         force_num_accepted_tokens=force if forces else 0.0,
@@ -39,6 +42,7 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         use_relaxed_acceptance_for_thinking=topk > 0,
         relaxed_topk=topk,
         relaxed_delta=delta,
+        sa_threshold=threshold if config.traits.sa_enhancer and not alone else 0,
     )
 
 
@@ -58,6 +62,16 @@ def draw_near(draw: Draw, config: Config, draft_len: int, agree: Sequence[int]) 
 def most_agreement(config: Config, draft_len: int) -> int:
     """With how many of ``draft_len`` drafts the target may agree: none, where only the target is guided."""
     return 0 if config.guided_decoding and not config.traits.guides_drafts else draft_len
+
+
+def draw_matches(draw: Draw, config: Config, rows: int) -> list[int]:
+    """How long the matches of suffix automata are, for each of so many generations; 0 where there are no automata."""
+    threshold = config.sa_threshold
+    if not threshold:
+        return [0] * rows
+    # None, just enough, just not, more than enough.
+    lengths = [min(n, config.max_seq_len) for n in (0, threshold, threshold - 1, 4 * threshold)]
+    return [lengths[i] for i in digits(draw, (len(lengths),) * rows)]
 
 
 def least_agreement(config: Config, draft_len: int) -> int:

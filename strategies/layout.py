@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from hypothesis import strategies as st
 
 from scenarios import Context, Generation, RequestState, Schedule, UsageError
-from strategies.acceptance import draw_near, least_agreement, most_agreement
+from strategies.acceptance import draw_matches, draw_near, least_agreement, most_agreement
 from strategies.choices import Draw, arrangement, choose, in_range
 from strategies.drafting import draw_agreements
 from strategies.sizes import SHAPES, chunk_lens, fitting_shape
@@ -222,5 +222,9 @@ def _with_agreements(
         for i, (r, chunk) in enumerate(chunks)
     ]
     first = len(steered)
-    generations = [Generation(request=r, agree=a, near=n) for r, a, n in zip(running, agree[first:], near[first:])]
+    match = draw_matches(draw, config, len(running))
+    generations = [
+        Generation(request=r, agree=a, near=n, match=m)
+        for r, a, n, m in zip(running, agree[first:], near[first:], match)
+    ]
     return Layout(tuple(contexts), tuple(generations))

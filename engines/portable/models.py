@@ -58,10 +58,12 @@ class LogitsProcessor(nn.Module):
 class Steering:
     """Makes a drafter as good as a scenario wants it: which of a row's drafts the target will agree with.
 
-    agree  int64 [max_num_requests], device: so many, from the first on, per row
-    near   the same: to so many drafts, counted from the first on too, the target at least comes close
-    depth  draft steps done in this forward
-    d2t    int64 [VOCAB_SIZE], device: what is to be added to the head's token to have the target's; None when they
+    agree     int64 [max_num_requests], device: so many, from the first on, per row
+    near      the same: to so many drafts, counted from the first on too, the target at least comes close
+    depth     draft steps done in this forward
+    sa_agree  as ``agree``, of the rows whose texts suffix automata extend
+    sa_match  int64 [max_num_requests], device: length of the match in each of these texts
+    d2t       int64 [VOCAB_SIZE], device: what is to be added to the head's token to have the target's; None when they
         speak the same vocabulary
     """
 
@@ -73,7 +75,7 @@ class Steering:
         draft_vocab_map: bool = False,
         second_choice: bool = False,
     ) -> None:
-        self.agree = torch.zeros(max_num_requests, dtype=torch.int64, device=device)
+        self.agree, self.sa_agree, self.sa_match = torch.zeros(3, max_num_requests, dtype=torch.int64, device=device)
         self.near = torch.zeros_like(self.agree)
         self._logits = two_choices if second_choice else one_hot
         self.depth = 0
@@ -92,6 +94,11 @@ class Steering:
         """Set ``agree`` for the rows of the next step, and how many drafts behind these are to come close."""
         self.agree[: len(agree)].copy_(torch.tensor(agree))
         self.near[: len(near)].copy_(torch.tensor(near)).add_(self.agree[: len(near)])
+
+    def steer_automata(self, agree: list[int], match: list[int]) -> None:
+        """Set ``sa_agree`` and ``sa_match`` for the rows of the next step that have an automaton."""
+        self.sa_agree[: len(agree)].copy_(torch.tensor(agree))
+        self.sa_match[: len(match)].copy_(torch.tensor(match))
 
     def disturb(self, tokens: Tensor, attn_metadata: Any) -> Tensor:
         """``tokens`` of the generations, int64 [G * drafts], some of them turned into ones to disagree with."""

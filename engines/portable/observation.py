@@ -17,14 +17,16 @@ from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from engines.portable.spec_observation import (
+    enhancer_buffers,
+    enhancer_fields,
     force_accept_counter,
     matcher_rows,
     matchers,
     prepared_fields,
     relaxed_deltas,
     relaxed_deltas_left,
+    slot_fields,
     spec_fields,
-    spec_slots,
 )
 from engines.portable.tree_observation import TreeObserver, linear_fields
 from faults import is_injected, raised_at
@@ -201,7 +203,7 @@ class Observer:
             **self._caches.connector(),
             **self._caches.content(requests.values()),
             **spec_fields(self._executor.spec_resource_manager, requests),
-            **spec_slots(self._executor.spec_resource_manager),
+            **slot_fields(self._executor.spec_resource_manager),
             **matchers(self._executor.guided_decoder),
             **relaxed_deltas(self._executor.spec_resource_manager, requests),
             **relaxed_deltas_left(self._executor.spec_resource_manager),
@@ -220,7 +222,7 @@ class Observer:
             fields = self._metadata(self._attn_metadata, device=not lost)
             if not lost:
                 fields.update(self._context_lengths(), **self._tree_fields(), **self._counter(), **self._tables())
-        fields.update(spec_slots(self._executor.spec_resource_manager), **self._caches.ledger())
+        fields.update(slot_fields(self._executor.spec_resource_manager), **self._caches.ledger())
         fields.update(
             matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
         )
@@ -254,6 +256,7 @@ class Observer:
             next_draft_tokens=outputs["next_draft_tokens"].tolist(),
             next_new_tokens=outputs["next_new_tokens"].tolist(),
             worker_state={name: bool(value) for name, value in state.items()},
+            **enhancer_fields(self._worker, self._spec_metadata),
         )
         self._add(RESTORED, fields)
 
@@ -318,13 +321,18 @@ class Observer:
             "all_rank_num_tokens": attn.all_rank_num_tokens,
             "_saved_tensors": list(attn._saved_tensors),
             # A version of upstream may lack one of them, or compute it.
-            "identity": {n: self._label(vars(attn)[n]) for n in self._objects if vars(attn).get(n) is not None},
+            "identity": {name: self._label(tensor) for name, tensor in self._tensors(attn).items()},
             **self._caches.referred(attn),
         }
         if device and not self._cuda_capture():
             fields["_seq_lens_cuda"] = attn._seq_lens_cuda.tolist()
             fields["kv_lens_cuda"] = attn.kv_lens_cuda.tolist()[:n]
         return fields
+
+    def _tensors(self, attn: Any) -> dict[str, Tensor]:
+        """Tensors whose identity matters, by name."""
+        held = {name: vars(attn)[name] for name in self._objects if vars(attn).get(name) is not None}
+        return held | enhancer_buffers(self._worker)
 
     def _add(self, name: str, fields: Fields, run: int | None = None) -> None:
         number = max(self._run, 0) if run is None else run

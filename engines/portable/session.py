@@ -14,7 +14,7 @@ from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequest
 from engines.portable.pyexecutor.py_executor import Iteration, PyExecutor
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
-from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
+from engines.portable.speculative.suffix_automaton import sa_manager_of
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
 from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError
 from scenarios.tracer import DUMMY_TOKEN, dummy_drafts, prompt
@@ -75,12 +75,12 @@ class PortableSession:
         if self._schedule is not None:
             self._schedule.advance(step, f"steps[{index}]")
         self._step, self._bracket = step, Bracket(None)
-        iteration, agree, near = self._iteration(step)
+        iteration, rows = self._iteration(step)
         if self._observer is not None:
             self._observer.begin(step, iteration.batch)
         outcome, error = "ok", None
-        if agree:
-            self._model.draft_model.steering.steer(agree, near)
+        if rows:
+            self._steer(rows, step.draft_len)
             outcome, error = self._executor.step(iteration)
         self._follow(step, iteration, error)
         self._over = outcome == "fatal"
@@ -127,8 +127,8 @@ class PortableSession:
         seed = self._config.seed
         return LlmRequest(request.id, prompt(seed, request.id, request.prompt_len, request.thinking))
 
-    def _iteration(self, step: Step) -> tuple[Iteration, list[int], list[int]]:
-        """The step as the executor takes it, and ``agree`` and ``near`` of its rows."""
+    def _iteration(self, step: Step) -> tuple[Iteration, list[Context | Generation]]:
+        """The step as the executor takes it, and its rows."""
         rows = [row for row in step.rows if row.request is None or row.request in self._requests]
         contexts = [self._context(i, row) for i, row in enumerate(step.contexts)]
         generations = [self._generation(step, len(contexts) + i, row) for i, row in enumerate(step.generations)]
@@ -136,8 +136,23 @@ class PortableSession:
             tuple(r for r in contexts if r is not None), tuple(r for r in generations if r is not None)
         )
         finished = tuple(self._requests[i] for i in step.finish if i in self._requests)
-        agree, near = [row.agree for row in rows], [row.near for row in rows]
-        return Iteration(batch, step.phase, step.draft_len, finished), agree, near
+        return Iteration(batch, step.phase, step.draft_len, finished), rows
+
+    def _steer(self, rows: list[Context | Generation], draft_len: int) -> None:
+        """Tell the drafter how good it is to be; where a suffix automaton takes over, that one is as good."""
+        steering, threshold = self._model.draft_model.steering, self._config.sa_threshold
+        if not threshold:
+            agree = [row.agree for row in rows]
+            steering.steer(agree, [row.near for row in rows])
+            steering.steer_automata(agree, agree)
+            return
+        takes_over = [isinstance(row, Generation) and row.match >= threshold for row in rows]
+        # Layers keep what they drafted, right or wrong, once it is accepted.
+        overridden = draft_len if self._config.traits.feeds_history else 0
+        agree = [overridden if takes else row.agree for takes, row in zip(takes_over, rows)]
+        steering.steer(agree, [0] * len(rows))
+        gens = [(row.match, takes * row.agree) for takes, row in zip(takes_over, rows) if isinstance(row, Generation)]
+        steering.steer_automata([agree for _, agree in gens], [match for match, _ in gens])
 
     def _context(self, index: int, row: Context) -> LlmRequest | None:
         if row.request is None:
@@ -227,11 +242,12 @@ class PortableSession:
     def _draft_seams(self, watch: Any) -> list[Seam]:
         """Seams of what drafts: a model, the layers of one, or the automata."""
         model, manager, launch = self._model.draft_model, self._executor.spec_resource_manager, SiteClass.LAUNCH
-        if isinstance(manager, SuffixAutomatonManager):
-            return [Seam("sa_manager.extend", manager, "extend", launch)]
-        return [
+        automata = sa_manager_of(manager)
+        seams = [] if automata is None else [Seam("sa_manager.extend", automata, "extend", launch)]
+        calls = _draft_model_calls(model) if self._config.traits.draft_model else []
+        return seams + [
             seam
-            for drafter, call, head in _draft_model_calls(model)
+            for drafter, call, head in calls
             for seam in (
                 Seam("draft_model.forward", drafter, call, launch, before=watch.drafting),
                 Seam("draft_model.logits", head, "forward", launch),

@@ -15,7 +15,10 @@ from engines.portable.speculative.eagle3 import Eagle3ResourceManager
 from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMetadata
 from engines.portable.speculative.relaxed_acceptance import RelaxedDeltaManager
-from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
+from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager, sa_manager_of
+
+_IDS = 1 << 31
+"""Ids of requests are below, those of dummies above."""
 
 _DIGITS = 6
 """Of a float32, as far as numbers that are no sums of powers of two are told apart from what was configured."""
@@ -45,10 +48,19 @@ def force_accept_counter(worker: Any) -> dict[str, int | None]:
     return {"force_accept_counter": None if counter is None else int(counter)}
 
 
-def spec_slots(manager: Any) -> dict[str, dict[int, int]]:
-    """Who holds which slot of what the worker keeps; nothing for a worker that keeps nothing in slots."""
-    slots = getattr(manager, "slot_manager", None)
-    return {"spec_slots": slots.taken()} if isinstance(slots, SlotManager) else {}
+def slot_fields(manager: Any) -> dict[str, Any]:
+    """Who holds which slot of what the worker keeps, and who owns an automaton; nothing where there are no slots.
+
+    Owners of automata are ids of requests, -1 for a dummy. Automata beside a draft model are no slots of the worker.
+    """
+    fields: dict[str, Any] = {}
+    slots, automata = getattr(manager, "slot_manager", None), sa_manager_of(manager)
+    if isinstance(slots, SlotManager) and (automata is not manager or automata.with_contexts):
+        fields["spec_slots"] = slots.taken()
+    if automata is not None:
+        owners = automata.slot_manager.taken()
+        fields["sa_requests"] = sorted(request if request < _IDS else -1 for request in owners)
+    return fields
 
 
 def matcher_rows(decoder: CapturableGuidedDecoder | None, rows: Sequence[LlmRequest]) -> dict[str, list[Any]]:
@@ -91,11 +103,30 @@ def relaxed_deltas_left(manager: Any) -> dict[str, list[float]]:
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:
     """Fields of the worker's own state, of these requests."""
+    automata = sa_manager_of(manager)
+    fields = {} if automata is None else _sa_fields(automata, requests)
     if isinstance(manager, MTPHiddenStatesManager):
-        return _mtp_fields(manager, requests)
-    if isinstance(manager, SuffixAutomatonManager):
-        return _sa_fields(manager, requests)
-    return {}
+        fields.update(_mtp_fields(manager, requests))
+    return fields
+
+
+def enhancer_buffers(worker: Any) -> dict[str, Tensor]:
+    """What a worker with suffix automata beside its draft model keeps from one forward to the next."""
+    enhancer = getattr(worker, "sa_enhancer", None)
+    return {} if enhancer is None else {"sa_match_len": enhancer.match_len, "sa_draft_tokens": enhancer.draft_tokens}
+
+
+def enhancer_fields(worker: Any, spec_metadata: Any) -> dict[str, Any]:
+    """What these automata found for the generations of the step; nothing where nothing is drafted for any."""
+    gens, draft_len = spec_metadata.num_generations, spec_metadata.runtime_draft_len
+    buffers = enhancer_buffers(worker)
+    if not buffers or not gens or not draft_len:
+        return {}
+    match_len, draft_tokens = buffers.values()
+    return {
+        "sa_match_len": match_len[:gens].tolist(),
+        "sa_draft_tokens": draft_tokens[:gens, :draft_len].tolist(),
+    }
 
 
 def _mtp_fields(manager: MTPHiddenStatesManager, requests: Collection[int]) -> dict[str, dict[int, Any]]:

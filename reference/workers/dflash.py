@@ -27,7 +27,9 @@ class DFlashWorker(SpecWorker):
 
     def draft(self, batch: Batch) -> Drafting:
         """One call, none without generations or drafts; what it drafts for a dummy is not specified."""
-        rollouts = [Drafts(rollout(row.text, row.end + 1, batch.draft_len, row.agree)) for row in batch.generations]
+        rollouts = [
+            Drafts(rollout(row.text, row.end + 1, batch.draft_len, row.model_agree)) for row in batch.generations
+        ]
         drafts = None if batch.is_startup else [*(Drafts() for _ in batch.contexts), *rollouts]
         if not batch.draft_len:
             return Drafting([], drafts, batch.kv_lens)

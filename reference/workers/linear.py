@@ -21,7 +21,7 @@ class LinearWorker(SpecWorker):
 
     def draft(self, batch: Batch) -> Drafting:
         """K calls; one without drafts for K = 0 (PR #16888 tells of what happens to drafters that skip it)."""
-        chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree, row.near) for row in batch.rows]
+        chains = [chain(row.text, row.end + 1, batch.draft_len, row.model_agree, row.near) for row in batch.rows]
         calls = [self._ingest(batch)]
         calls += [self._extend(batch, chains, i) for i in range(1, batch.draft_len)]
         kv_lens = [row.end + batch.draft_len for row in batch.rows]

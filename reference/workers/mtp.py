@@ -24,8 +24,16 @@ class MTPWorker(SpecWorker):
     name = "MTPWorker"
 
     def draft(self, batch: Batch) -> Drafting:
-        """K calls. What dummies are fed, and so what is drafted for them, depends on what their slots held before."""
-        chains = [chain(row.text, row.end + 1, batch.draft_len, row.agree, row.near) for row in batch.rows]
+        """K calls. What dummies are fed, and so what is drafted for them, depends on what their slots held before.
+
+        Where a suffix automaton takes over, the layers agree with the target: what they drafted themselves stays in
+        their caches, and the K rows of the next step replace no more of it than what was not accepted.
+        """
+        agrees = [batch.draft_len if row.overridden else row.agree for row in batch.rows]
+        chains = [
+            chain(row.text, row.end + 1, batch.draft_len, agree, row.near)
+            for row, agree in zip(batch.rows, agrees, strict=True)
+        ]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
             drafts=None if batch.is_startup else [Drafts(made.drafts) for made in chains],
@@ -85,7 +93,7 @@ def given(row: Row, made: Chain, positions: range, i: int) -> tuple[list[int], l
 def layers(history: History) -> list[list[int]]:
     """Slots of each layer: at n the token of n + 1 + i, of which the last ones are drafts of the last turn."""
     past, unwritten = history.past, skipped(history)
-    tokens = history.text.tokens(0, past + 1) + list(history.drafts.tokens)
+    tokens = history.text.tokens(0, past + 1) + list(history.drafts.own)
     return [
         [EMPTY if n in unwritten else entry(n, tokens[n + 1 + i]) for n in range(past)]
         for i in range(len(history.drafts.tokens))

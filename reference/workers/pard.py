@@ -33,7 +33,7 @@ class PARDWorker(SpecWorker):
             num_contexts=batch.num_contexts,
             updated=True,
         )
-        drafts = [Drafts(rollout(row.text, row.end + 1, batch.draft_len, row.agree)) for row in batch.generations]
+        drafts = [Drafts(rollout(row.text, row.end + 1, batch.draft_len, row.model_agree)) for row in batch.generations]
         return Drafting(
             calls=[call],
             drafts=[Drafts() for _ in batch.contexts] + drafts,

@@ -25,6 +25,7 @@ from scenarios import (
     scenario_to_json,
     walk,
 )
+from scenarios.acceptance import VARIANTS
 from strategies import scenarios
 from tests.fuzz.samples import MIXED, size
 
@@ -221,7 +222,7 @@ def test_a_few_dozen_runs_are_enough() -> None:
 
 
 @settings(max_examples=25)
-@given(scenarios())
+@given(scenarios(variants=VARIANTS))
 def test_whatever_is_drawn_shrinks_to_the_least(scenario: Scenario) -> None:
     began = time.monotonic()
     small = shrink(scenario, lambda candidate: True)

@@ -33,6 +33,21 @@ def sparse(scenario: Scenario, index_topk: int = 3) -> Scenario:
     return check(replace(scenario, config=replace(scenario.config, attention_backend="DSA", index_topk=index_topk)))
 
 
+def enhanced(scenario: Scenario) -> Scenario:
+    """The same scenario with suffix automata, whose match is long enough in every other generation of a request."""
+    steps = [
+        replace(
+            step,
+            generations=tuple(
+                row if row.request is None else replace(row, match=1 + (row.request + index) % 2 * 2)
+                for row in step.generations
+            ),
+        )
+        for index, step in enumerate(scenario.steps)
+    ]
+    return check(replace(scenario, config=replace(scenario.config, sa_threshold=2), steps=tuple(steps)))
+
+
 def separate(scenario: Scenario, **changes: Any) -> Scenario:
     """The same scenario with smaller pages for the drafter alone."""
     pages = {"draft_num_blocks": 60, "draft_tokens_per_block": 3}

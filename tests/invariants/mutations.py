@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scenarios import Trace
-from tests.invariants import sparse_mutations
+from tests.invariants import enhancer_mutations, sparse_mutations
 from tests.invariants.cases import (
     DFLASH,
     DRAFT_TARGET,
@@ -408,6 +408,7 @@ MUTATIONS = [
     *_ROWS,
     *sparse_mutations.MUTATIONS,
     *_DRAFT_CONTEXT,
+    *enhancer_mutations.MUTATIONS,
     *_TREES,
     *_ACCEPTANCE,
     *_FORCED,

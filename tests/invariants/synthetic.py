@@ -177,6 +177,8 @@ def _dress_step(
             if name == "entered" and graph:
                 fields["shared_with_eager"] = ["device", *(pool.field("kv_cache_manager") for pool in pools(config))]
             fields["identity"] = {**objects, **{f: f"clone of {f}" for f in fields["_saved_tensors"]}}
+        if "identity" in fields and config.sa_threshold:
+            fields["identity"] |= {"sa_match_len": "enhancer.match_len", "sa_draft_tokens": "enhancer.drafts"}
         if name == "prepared":
             fields |= prepared
         elif "kv_cache_manager" in fields:

@@ -20,6 +20,7 @@ from tests.invariants.cases import (
     MTP_TREE,
     PARD,
     SA,
+    enhanced,
     failing,
     forced,
     guided,
@@ -38,14 +39,15 @@ from tests.invariants.synthetic import dressed, edit, edit_step
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
 MOVING = {"kv_cache_manager": "V2", "host_offload": True}
 SPARSE.append(sparse(served(EAGLE), 12))
+ENHANCED = [enhanced(made) for made in (served(MTP), served(PARD), served(EAGLE), started_up(EAGLE), failing(EAGLE))]
 FORCED = [forced(EAGLE)]
 JUDGED = [guided(worker) for worker in (EAGLE, PARD, MTP, SA)] + [relaxed(worker) for worker in (EAGLE, MTP)]
 APART = [separate(served(EAGLE), **MOVING), separate(failing(EAGLE)), separate(SPARSE[0]), separate(started_up(PARD))]
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
-CASES += [*FORCED, *JUDGED, *APART]
+CASES += [*FORCED, *JUDGED, *APART, *ENHANCED]
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
-FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE), *APART[:3]]
+FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE), *APART[:3], *ENHANCED[2:]]
 ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS, *JUDGED_MUTATIONS]
 
 

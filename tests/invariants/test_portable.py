@@ -21,6 +21,7 @@ from tests.invariants.cases import (
     MTP_TREE,
     PARD,
     SA,
+    enhanced,
     failing,
     forced,
     guided,
@@ -41,7 +42,8 @@ JUDGED = [forced(EAGLE), *(guided(worker) for worker in (EAGLE, PARD, MTP)), rel
 SPARSE = [*(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
 APART = [separate(SPARSE[1]), separate(SPARSE[2]), separate(failing(EAGLE)), separate(served(MTP))]
 MOVING = separate(served(PARD), kv_cache_manager="V2", host_offload=True)
-CASES = [*DENSE, *JUDGED, *SPARSE, *APART, MOVING]
+ENHANCED = [enhanced(scenario) for scenario in (*DENSE[1:3], served(MTP))]
+CASES = [*DENSE, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED]
 ENGINE = PortableEngine()
 
 

@@ -6,9 +6,9 @@ from typing import Final
 
 from museum import Bug
 from scenarios import Scenario
-from tests.museum import acceptance_cases, cases, guided_cases
+from tests.museum import acceptance_cases, cases, enhancer_cases, guided_cases
 
-SCENARIOS: Final = cases.SCENARIOS | acceptance_cases.SCENARIOS | guided_cases.SCENARIOS
+SCENARIOS: Final = cases.SCENARIOS | acceptance_cases.SCENARIOS | enhancer_cases.SCENARIOS | guided_cases.SCENARIOS
 """Museum entry and variant -> scenario; a worker is named where it needs one of its own."""
 
 

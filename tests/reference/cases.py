@@ -32,6 +32,8 @@ PARD, MTP, SA = "PARDWorker", "MTPWorker", "SAWorker"
 DFLASH, DSPARK = CONTEXT = [name for name, of in WORKERS.items() if of.keeps_context]
 EAGLE3_TREE, MTP_EAGLE_TREE = TREES = [name for name, of in WORKERS.items() if of.tree]
 ALL = sorted(WORKERS)
+ENHANCED = [worker for worker in ALL if WORKERS[worker].sa_enhancer]
+"""Workers that may have a suffix automaton beside their model."""
 SPARSE = [worker for worker in ALL if WORKERS[worker].sparse]
 """Workers that run on a sparse backend."""
 SEPARATE = [worker for worker, of in WORKERS.items() if of.separate_draft_kv_cache]
@@ -100,16 +102,20 @@ def scenarios(
     workers: Sequence[str] = ALL,
     *,
     eager_drafter: bool = False,
+    enhanced: bool = False,
     index_topk: int | None = None,
 ) -> Scenario:
     """Start-up with dummies, then up to three requests in chunks; ``eager_drafter`` always agrees to all drafts.
 
-    Dense for ``index_topk`` 0, sparse for others, either when it is None and the worker can.
+    With ``enhanced`` there are suffix automata beside the model of each worker that may have some. Dense for
+    ``index_topk`` 0, sparse for others, either when it is None and the worker can.
     """
     traits = WORKERS[draw(st.sampled_from([name for name in workers if WORKERS[name].sparse or not index_topk]))]
     longest = draw(st.integers(1, 4))
     topk = draw(st.just(0) | st.integers(1, 8)) if index_topk is None and traits.sparse else index_topk or 0
     sizes = draw(_tree_sizes(longest)) if traits.tree else {}
+    if enhanced and traits.sa_enhancer:
+        sizes["sa_threshold"] = draw(st.integers(1, 3))
     config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)), **sizes)
     prompt_lens = st.integers(max(1, config.least_history), 7)
     requests = [Request(id=i, prompt_len=draw(prompt_lens)) for i in range(draw(st.integers(1, 3)))]
@@ -129,7 +135,8 @@ def scenarios(
                 left[i] -= chunk
                 contexts.append(Context(request=i, chunk=chunk, agree=agree() if traits.drafts_for_contexts else 0))
             elif not left[i]:
-                generations.append(Generation(request=i, agree=agree()))
+                match = draw(st.integers(0, 4)) if config.sa_threshold else 0
+                generations.append(Generation(request=i, agree=agree(), match=match))
         if contexts or generations:
             steps.append(Step(draft_len=k, contexts=tuple(contexts), generations=tuple(generations)))
     if not steps:

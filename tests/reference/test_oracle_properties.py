@@ -23,7 +23,7 @@ def greedy(prompt: list[int], index_topk: int) -> Iterator[int]:
         yield tokens[-1]
 
 
-@given(scenarios())
+@given(scenarios(enhanced=True))
 def test_emitted_tokens_are_greedy_decoding_of_the_prompt_alone(scenario: Scenario) -> None:
     for step in trace(scenario).steps:
         for i, emitted in step.substeps[-1]["emitted"].items():
@@ -31,7 +31,7 @@ def test_emitted_tokens_are_greedy_decoding_of_the_prompt_alone(scenario: Scenar
             assert emitted == list(islice(greedy(prompt, scenario.config.index_topk), len(emitted)))
 
 
-@given(scenarios())
+@given(scenarios(enhanced=True))
 def test_accepted_tokens_add_up_to_the_emitted_ones(scenario: Scenario) -> None:
     emitted: dict[int, list[int]] = {}
     for (step, plans), taken in zip(walk(scenario), trace(scenario).steps, strict=True):
@@ -79,7 +79,7 @@ def test_lengths_in_the_draft_loop(scenario: Scenario) -> None:
                 assert substep["position_ids"] == [kv - 1 for kv in expected]
 
 
-@given(scenarios())
+@given(scenarios(enhanced=True))
 def test_the_ledger_is_what_was_granted_first_plus_what_was_accepted(scenario: Scenario) -> None:
     config, held = scenario.config, dict[int, int]()
     for (step, plans), taken in zip(walk(scenario), trace(scenario).steps, strict=True):

@@ -1,4 +1,4 @@
-"""Acceptance variants in the vocabulary: who may ask for them, and what forced acceptance does to lengths."""
+"""Variants of drafting in the vocabulary: who may ask for them, and what forced acceptance does to lengths."""
 
 from __future__ import annotations
 
@@ -65,6 +65,22 @@ def test_lengths_follow_what_is_forced() -> None:
         ((START,), {"force_num_accepted_tokens": 33.0}, "write at most 32"),
         ((START,), {"worker": "PARDWorker"}, "config.force_num_accepted_tokens: PARDWorker drafts nothing for a"),
         ((START,), {"worker": "MTPEagleWorker", "draft_vocab_map": True}, "config.draft_vocab_map: MTPEagleWorker"),
+        ((START,), {"worker": "SAWorker", "sa_threshold": 1}, "config.sa_threshold: SAWorker has no suffix automaton"),
+        (
+            (START, replace(STEP, generations=(Generation(request=0, match=1),))),
+            {},
+            r"steps\[1\].generations\[0\].match: 1 is outside 0..0; leave it out",
+        ),
+        (
+            (START, replace(STEP, generations=(Generation(request=0, match=129),))),
+            {"sa_threshold": 1},
+            r"match: 129 is outside 0..128; write how many tokens the match has",
+        ),
+        (
+            (Step(phase=Phase.WARMUP, draft_len=3, generations=(Generation(request=None, match=1),)),),
+            {"sa_threshold": 1},
+            r"match: 1 is outside 0..0; leave it out, as it is for real requests",
+        ),
         (
             (replace(START, contexts=(Context(request=0, chunk=4, agree=1),)), STEP),
             {},

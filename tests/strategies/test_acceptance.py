@@ -28,6 +28,9 @@ def test_a_fair_share_has_a_variant() -> None:
     share = sum(c.force_num_accepted_tokens > 0 for c in seen) / sum(c.worker in FORCED for c in seen)
     assert 0.2 < share < 0.6
     assert any(forced.draws(c.force_num_accepted_tokens, c.max_draft_len) for c in seen)
+    enhanced = {n for n, t in WORKERS.items() if t.sa_enhancer}
+    assert {c.worker for c in seen if c.sa_threshold} == enhanced
+    assert 0.3 < sum(c.sa_threshold > 0 for c in seen) / sum(c.worker in enhanced for c in seen) < 0.7
     assert simplest(configs(variants=VARIANTS)) == Config(worker="Eagle3OneModelWorker", max_draft_len=1)
 
 
@@ -67,6 +70,13 @@ def test_workers_whose_drafts_are_not_guided_never_agree() -> None:
     config = Config(worker="PARDWorker", max_draft_len=3, guided_decoding=True)
     seen = all_of(scenarios(config=config, max_steps=4), 20)
     assert not any(row.agree for case in seen for step in case.steps for row in step.rows)
+
+
+def test_matches_lie_around_the_threshold() -> None:
+    config = Config(worker="MTPWorker", max_draft_len=3, sa_threshold=3)
+    seen = [g for case in all_of(scenarios(config=config), 60) for step in case.steps for g in step.generations]
+    assert {g.match for g in seen if g.request is None} == {0}
+    assert {g.match for g in seen} == {0, 2, 3, 12}
 
 
 def test_a_failure_that_leaves_the_counter_open_is_the_end() -> None:

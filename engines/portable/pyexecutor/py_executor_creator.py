@@ -120,6 +120,7 @@ def _spec_config(config: Config) -> DecodingConfig:
         dynamic_tree_max_topK=config.dynamic_tree_max_topK,
         dynamic_tree_max_nodes=config.max_total_draft_tokens,
         force_num_accepted_tokens=config.force_num_accepted_tokens,
+        sa_threshold=config.sa_threshold,
         use_relaxed_acceptance_for_thinking=config.use_relaxed_acceptance_for_thinking,
         relaxed_topk=config.relaxed_topk,
         relaxed_delta=config.relaxed_delta,

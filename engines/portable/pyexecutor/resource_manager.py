@@ -214,26 +214,35 @@ class SpecResourceManager:
 
     The executor asks it after the KV-cache manager. There is a slot per page of the KV cache (upstream: per row of
     a batch, and one more), as requests that are not in the batch keep theirs, and each owns a page.
+
+    sa_manager  suffix automata of the same requests, which have slots of their own; None without
     """
 
     def __init__(self, num_slots: int) -> None:
         self.slot_manager = SlotManager(num_slots)
+        self.sa_manager: SpecResourceManager | None = None
 
     def add_dummy_requests(self, requests: Sequence[LlmRequest]) -> None:
         """Grant dummy generations the slots that they would have been granted in an earlier step."""
         for request in requests:
             if not request.is_context:
                 self._add_slot(request)
+        if self.sa_manager is not None:
+            self.sa_manager.add_dummy_requests(requests)
 
     def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Grant a slot to each request that starts; all others have theirs."""
         for request in scheduled_batch.context_requests:
             if request.is_first_context_chunk:
                 self._add_slot(request)
+        if self.sa_manager is not None:
+            self.sa_manager.prepare_resources(scheduled_batch)
 
     def free_resources(self, request: LlmRequest) -> None:
         """Take the slot back; does nothing for a request that has none."""
         self.slot_manager.remove_slot(request.py_request_id)
+        if self.sa_manager is not None:
+            self.sa_manager.free_resources(request)
 
     def _add_slot(self, request: LlmRequest) -> int:
         return self.slot_manager.add_slot(request.py_request_id)

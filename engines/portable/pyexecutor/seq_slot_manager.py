@@ -16,7 +16,9 @@ class SeqSlotManager(SpecResourceManager):
         self.dummy_slot = num_slots
 
     def add_dummy_requests(self, requests: Sequence[LlmRequest]) -> None:
-        """Nothing is kept for dummies."""
+        """Nothing is kept for dummies, but the texts of suffix automata."""
+        if self.sa_manager is not None:
+            self.sa_manager.add_dummy_requests(requests)
 
     def get_slots(self, request_ids: Sequence[int]) -> list[int]:
         """Slots of the rows of a batch."""

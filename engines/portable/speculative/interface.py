@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from engines.portable._utils import host_tensor, is_graph_warmup
 from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
+from engines.portable.speculative.sa_enhancer import SADraftEnhancer
 
 if TYPE_CHECKING:
     from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
     from engines.portable.pyexecutor.llm_request import LlmRequest
+    from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 
 logger = logging.getLogger("specfuzz.portable")
 
@@ -44,6 +46,7 @@ class DecodingConfig:
     relaxed_topk         among how many of its choices they have to be
     relaxed_delta        how far below the first choice their probability may be
     begin_thinking_phase_token  what a prompt has whose request thinks
+    sa_threshold              from which match length on a suffix automaton drafts instead; 0 without one
     """
 
     spec_dec_mode: SpeculativeDecodingMode
@@ -57,6 +60,7 @@ class DecodingConfig:
     relaxed_topk: int = 0
     relaxed_delta: float = 0.0
     begin_thinking_phase_token: int = -1
+    sa_threshold: int = 0
 
     @property
     def use_dynamic_tree(self) -> bool:
@@ -109,6 +113,7 @@ class SpecMetadata:
         model is not fed, for the counts that the ranks of attention data parallelism tell each other
     max_total_draft_tokens           draft slots of a generation at most
     runtime_draft_len, runtime_tokens_per_gen_step       K of the step, and rows per generation
+    sa_manager                       suffix automata of the requests; None without
     """
 
     max_num_requests: int
@@ -127,6 +132,7 @@ class SpecMetadata:
     runtime_tokens_per_gen_step: int = field(default=1, init=False)
     all_rank_num_tokens: list[int] | None = field(default=None, init=False)
     subseq_all_rank_num_tokens: list[int] | None = field(default=None, init=False)
+    sa_manager: SuffixAutomatonManager | None = None
 
     def __post_init__(self) -> None:
         """Allocate the buffers; called again on the copy that belongs to a graph."""
@@ -141,6 +147,13 @@ class SpecMetadata:
         assert self.request_ids is not None, "prepare: request_ids is not set"
         n = len(self.request_ids)
         self.batch_indices_cuda[:n].copy_(host_tensor(range(n), self.device), non_blocking=True)
+        if self.sa_manager is not None:
+            self.sa_manager.prepare(self.request_ids[self._first_sa_row() :])
+
+    def _first_sa_row(self) -> int:
+        """The row from which on texts are extended on the device: the first generation."""
+        assert self.request_ids is not None
+        return len(self.request_ids) - self.num_generations
 
     def populate_context_prompt_lookahead(self, context_requests: Sequence[LlmRequest]) -> None:
         """Upload the prompt token that follows each context's chunk."""
@@ -176,6 +189,7 @@ class SpecWorkerBase(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
+        self.sa_enhancer: SADraftEnhancer | None = None
         self._spec_dec_attn_metadata: Any = None
         self._saved_num_contexts: int | None = None
         self._saved_host_request_types: Tensor | None = None
@@ -377,6 +391,24 @@ class SpecWorkerBase(nn.Module, ABC):
         rows = spec_metadata.batch_indices_cuda[: len(counts)]
         places = (counter * 6007 + rows * 1009).bitwise_and(FORCE_ACCEPT_POOL_SIZE - 1)
         counts.copy_((pool.index_select(0, places) < chance) + least)
+
+    def _extend_automata(
+        self, accepted_tokens: Tensor, num_accepted: Tensor, attn_metadata: AttentionMetadata, spec_metadata: Any
+    ) -> None:
+        """Append what the generations accept to their texts; what these then draft may take over."""
+        if self.sa_enhancer is not None:
+            self.sa_enhancer.extend_and_prepare(
+                spec_metadata.sa_manager,
+                accepted_tokens,
+                num_accepted,
+                attn_metadata.num_generations,
+                attn_metadata.num_contexts,
+                spec_metadata.runtime_draft_len,
+            )
+
+    def _override_drafts(self, drafts: Tensor) -> Tensor:
+        """Drafts of the generations, int32 [G, K]: those of a suffix automaton where its match is long enough."""
+        return drafts if self.sa_enhancer is None else self.sa_enhancer.maybe_override_all_draft_tokens(drafts)
 
     def sample_draft_tokens(self, logits: Tensor, spec_metadata: SpecMetadata, draft_step: int | None = None) -> Tensor:
         """Greedy drafts from draft logits of any leading shape: int32. ``draft_step`` is None for a block."""

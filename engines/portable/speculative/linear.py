@@ -64,6 +64,7 @@ class LinearSpecWorker(SpecWorkerBase):
             )
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self._save_attn_metadata(attn_metadata, spec_metadata)
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
@@ -90,12 +91,13 @@ class LinearSpecWorker(SpecWorkerBase):
         """
         self._execute_guided_decoder_if_present(logits)
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
+        num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
+        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
         )
         with draft_kv_cache_context(attn_metadata):
             self._forward_draft_model(draft_model, inputs, attn_metadata, spec_metadata, 0)
-        num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
         return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
 
     def prepare_1st_drafter_inputs(
@@ -150,7 +152,8 @@ class LinearSpecWorker(SpecWorkerBase):
             attn_metadata.update_for_spec_dec()
             attn_metadata.use_spec_decoding = False
             gather_ids = spec_metadata.batch_indices_cuda[:batch_size]
-        return torch.stack(next_draft_tokens, dim=1)
+        drafts = torch.stack(next_draft_tokens, dim=1)
+        return torch.cat([drafts[:num_contexts], self._override_drafts(drafts[num_contexts:])])
 
     def _first_gather_ids(self, num_accepted: Tensor, attn_metadata: Any, spec_metadata: SpecMetadata) -> Tensor:
         """The row of each sequence that the next draft follows: the last, or that of the last accepted token."""

@@ -97,6 +97,7 @@ class MTPWorker(RelaxedAcceptanceWorker):
         self._update_relaxed_delta(input_ids, attn_metadata, spec_metadata)
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self.update_mtp_hidden_states(input_ids, hidden_states, num_accepted, attn_metadata, spec_metadata)
         inputs = self.prepare_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, num_accepted, attn_metadata, spec_metadata
@@ -104,6 +105,8 @@ class MTPWorker(RelaxedAcceptanceWorker):
         self.change_attn_metadata(num_accepted, attn_metadata, spec_metadata)
         with draft_kv_cache_context(attn_metadata):
             drafts = self._forward_layers(inputs, num_accepted, attn_metadata, spec_metadata, draft_model)
+        num_contexts = attn_metadata.num_contexts
+        drafts = torch.cat([drafts[:num_contexts], self._override_drafts(drafts[num_contexts:])])
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         return self._outputs(logits, accepted, num_accepted, drafts)
 

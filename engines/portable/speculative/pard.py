@@ -46,6 +46,7 @@ class PARDWorker(ParallelSpecWorker):
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         accepted = torch.nn.functional.pad(accepted, (0, draft_len - 1))
+        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self._prepare_attn_metadata_for_pard(attn_metadata, spec_metadata)
         # Its rows are not the target's, so where they are stored is found once the metadata refers to their cache.
         with draft_kv_cache_context(attn_metadata):
@@ -61,7 +62,7 @@ class PARDWorker(ParallelSpecWorker):
                 hidden.index_select(0, rows), draft_model.lm_head, attn_metadata, True
             )
             block = draft_logits.view(-1, draft_len, draft_logits.shape[-1])
-            drafts[num_contexts:, :draft_len] = self.sample_draft_tokens(block, spec_metadata)
+            drafts[num_contexts:, :draft_len] = self._override_drafts(self.sample_draft_tokens(block, spec_metadata))
         self._rollback_guided_decoder_after_verify(num_accepted)
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         self._apply_kv_rewind_after_draft(attn_metadata)

@@ -17,7 +17,7 @@ from engines.portable.speculative.interface import (
     SpecWorkerBase,
 )
 from engines.portable.speculative.mode import SpeculativeDecodingMode
-from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
+from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager, get_sa_manager
 
 
 @dataclass(kw_only=True, eq=False)
@@ -26,11 +26,8 @@ class SASpecMetadata(SpecMetadata):
 
     sa_manager: SuffixAutomatonManager
 
-    def prepare(self) -> None:
-        """Fill the buffers from the fields of the step, the automata's too."""
-        super().prepare()
-        assert self.request_ids is not None
-        self.sa_manager.prepare(self.request_ids)
+    def _first_sa_row(self) -> int:
+        return 0
 
 
 class SAWorker(SpecWorkerBase):
@@ -107,14 +104,6 @@ DRAFTERS = (
         worker=lambda setting: SAWorker(setting.spec_config),
         spec_metadata=lambda setting, manager: SASpecMetadata(**setting.sizes, sa_manager=manager),
         draft_model=lambda setting: DraftModel(setting.steering),
-        resource_manager=lambda setting: SuffixAutomatonManager(
-            setting.tracer,
-            setting.steering,
-            setting.spec_config.max_draft_len,
-            setting.num_slots,
-            setting.max_num_requests,
-            setting.max_seq_len,
-            setting.device,
-        ),
+        resource_manager=get_sa_manager,
     ),
 )

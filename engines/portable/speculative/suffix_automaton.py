@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor
-from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
+from engines.portable.speculative.drafter import Setting
 from engines.tracer import Tracer, disagree
 
 
@@ -18,7 +19,10 @@ class SuffixAutomatonManager(SpecResourceManager):
     """The text of each request, prompt and what was committed since, on the device, and drafts out of it.
 
     The automaton itself is a native kernel upstream. Here the tracer continues the text, as well as ``steering``
-    says; where it is to be no good at all, nothing in the text matches.
+    says, which also says how long the match is.
+
+    with_contexts  whether what a context samples is appended on the device; if not, the host brings it along when
+        the request's first generation is prepared
 
     text         int32 [slots, max_seq_len + max_draft_len + 1]
     text_lens    int64 [slots]
@@ -34,15 +38,26 @@ class SuffixAutomatonManager(SpecResourceManager):
         max_num_requests: int,
         max_seq_len: int,
         device: torch.device,
+        *,
+        with_contexts: bool = True,
     ) -> None:
         super().__init__(num_slots)
         self.device = device
+        self.with_contexts = with_contexts
         self.text = torch.zeros(num_slots, max_seq_len + max_draft_len + 1, dtype=torch.int32, device=device)
         self.text_lens = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.batch_slots = torch.zeros(max_num_requests, dtype=torch.int64, device=device)
         self._tracer = tracer
         self._steering = steering
         self._pending: dict[int, list[int]] = {}
+
+    def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
+        """Grant slots to requests that start, and take over what was sampled for a context."""
+        super().prepare_resources(scheduled_batch)
+        for request in () if self.with_contexts else scheduled_batch.generation_requests:
+            if len(request.generated) == 1:
+                (slot,) = self.slot_manager.get_slots([request.py_request_id])
+                self._pending[slot] = request.prompt + request.generated
 
     def _add_slot(self, request: LlmRequest) -> int:
         slot = super()._add_slot(request)
@@ -61,7 +76,8 @@ class SuffixAutomatonManager(SpecResourceManager):
     def extend(self, accepted_tokens: Tensor, num_accepted_tokens: Tensor, max_draft_len: int) -> tuple[Tensor, Tensor]:
         """Append to each row's text the first ``num_accepted_tokens``, int32 [n], of its tokens, int32 [n, any]; draft.
 
-        Returns the length of the match, int64 [n], 0 for none, and what followed it: int32 [n, max_draft_len].
+        The rows are those that were prepared. Returns the length of the match, int64 [n], 0 for none, and what
+        followed it: int32 [n, max_draft_len].
         """
         slots = self.batch_slots[: len(accepted_tokens)]
         text, lens = self.text.index_select(0, slots), self.text_lens.index_select(0, slots)
@@ -76,8 +92,27 @@ class SuffixAutomatonManager(SpecResourceManager):
         return self._match(text, lens, max_draft_len)
 
     def _match(self, text: Tensor, lens: Tensor, max_draft_len: int) -> tuple[Tensor, Tensor]:
-        agree = self._steering.agree[: len(text)].unsqueeze(1)
+        agree = self._steering.sa_agree[: len(text)].unsqueeze(1)
         tokens = self._tracer.continue_text(text, lens, max_draft_len)
         depth = torch.arange(max_draft_len, device=text.device)
         drafts = torch.where(depth < agree, tokens, disagree(tokens)).int()
-        return torch.where(agree.squeeze(1) > 0, lens, 0), drafts
+        return self._steering.sa_match[: len(text)], drafts
+
+
+def get_sa_manager(setting: Setting) -> SuffixAutomatonManager:
+    """The automata that draft alone, or, with a threshold, those beside a draft model."""
+    return SuffixAutomatonManager(
+        setting.tracer,
+        setting.steering,
+        setting.spec_config.max_draft_len,
+        setting.num_slots,
+        setting.max_num_requests,
+        setting.max_seq_len,
+        setting.device,
+        with_contexts=not setting.spec_config.sa_threshold,
+    )
+
+
+def sa_manager_of(manager: SpecResourceManager | None) -> SuffixAutomatonManager | None:
+    """The suffix automata of a worker: its manager itself, or the one beside what else it keeps; None without."""
+    return manager if isinstance(manager, SuffixAutomatonManager) else getattr(manager, "sa_manager", None)

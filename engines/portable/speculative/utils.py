@@ -11,6 +11,8 @@ from engines.portable.models import DraftModel
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.interface import SpecMetadata, SpecWorkerBase
+from engines.portable.speculative.sa_enhancer import SADraftEnhancer
+from engines.portable.speculative.suffix_automaton import get_sa_manager, sa_manager_of
 from scenarios import WORKERS
 
 _MODULES = [import_module(f"{package.__name__}.{m.name}") for m in iter_modules(package.__path__) if m.name != "utils"]
@@ -30,20 +32,36 @@ def _drafter(setting: Setting) -> Drafter:
 
 
 def get_spec_resource_manager(setting: Setting) -> SpecResourceManager | None:
-    """The manager of what the mode's worker keeps per request; None if it keeps nothing."""
+    """The manager of what the mode's worker keeps per request; None if it keeps nothing.
+
+    Suffix automata beside a draft model are managed beside that; where there is nothing else, they are all of it.
+    """
     make = _drafter(setting).resource_manager
-    return make(setting) if make is not None else None
+    manager = make(setting) if make is not None else None
+    if not setting.spec_config.sa_threshold:
+        return manager
+    automata = get_sa_manager(setting)
+    if manager is None:
+        return automata
+    manager.sa_manager = automata
+    return manager
 
 
 def get_spec_metadata(setting: Setting, spec_resource_manager: Any = None) -> SpecMetadata:
     """The metadata that the mode's worker works on."""
-    return _drafter(setting).spec_metadata(setting, spec_resource_manager)
+    metadata = _drafter(setting).spec_metadata(setting, spec_resource_manager)
+    metadata.sa_manager = sa_manager_of(spec_resource_manager)
+    return metadata
 
 
 def get_spec_worker(setting: Setting) -> SpecWorkerBase:
-    """The worker of the mode."""
-    worker = _drafter(setting).worker(setting)
-    worker.set_force_num_accepted_tokens(setting.spec_config.force_num_accepted_tokens, setting.device)
+    """The worker of the mode, with an enhancer where suffix automata are beside its draft model."""
+    worker, spec_config = _drafter(setting).worker(setting), setting.spec_config
+    worker.set_force_num_accepted_tokens(spec_config.force_num_accepted_tokens, setting.device)
+    if spec_config.sa_threshold:
+        worker.sa_enhancer = SADraftEnhancer(
+            spec_config.sa_threshold, setting.max_num_requests, spec_config.max_draft_len, setting.device
+        )
     return worker
 
 

@@ -56,10 +56,10 @@ class Automata:
 
 def test_accepted_tokens_are_appended_and_drafts_are_steered() -> None:
     automata = Automata()
-    automata.steering.steer([2, 0])
+    automata.steering.steer_automata([2, 0], [4, 0])
     match_len, drafts = automata.manager.extend(ints([[31, 32, 33, 34], [41, 42, 43, 44]]), ints([3, 1]), 3)
     assert [automata.text(i) for i in range(3)] == [[1, 2, 41], [7, 8, 9, 31, 32, 33], [4]]
-    assert match_len.tolist() == [6, 0]
+    assert match_len.tolist() == [4, 0]
     first, second, third = continued(automata.text(1), 3)
     assert drafts[0].tolist() == [first, second, disagree(third)]
     assert (drafts.dtype, drafts.shape) == (torch.int32, (2, 3))

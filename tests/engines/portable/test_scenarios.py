@@ -140,7 +140,7 @@ def test_a_batch_gives_each_request_what_it_gets_alone(worker: str) -> None:
         while len(alone.substeps[-1]["emitted"][request]) < len(updated(together, "emitted")[request]):
             alone = session.step(Step(draft_len=3, generations=generations([request], 1)))
         for field, values in results(together).items():
-            if field != "free_blocks":
+            if isinstance(values, dict):
                 assert alone.substeps[-1][field][request] == values[request]
 
 

@@ -234,7 +234,9 @@ def test_a_worker_that_the_suite_has_no_driver_for_is_refused(engine):
     assert fuzz.engines.workers("tensorrt_llm") == DRIVEN
 
 
-@pytest.mark.parametrize("variant", [{"force_num_accepted_tokens": 1.0}, {"draft_vocab_map": True}])
+@pytest.mark.parametrize(
+    "variant", [{"force_num_accepted_tokens": 1.0}, {"draft_vocab_map": True}, {"sa_threshold": 1}]
+)
 def test_a_variant_of_acceptance_is_refused_and_not_drawn(engine, variant):
     with pytest.raises(UsageError, match=f"config.{next(iter(variant))}: .* leave it out"):
         engine().open(Config(worker="Eagle3OneModelWorker", max_draft_len=1, **variant))
