@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from fuzz.report import place
 from invariants import Verdict, all_invariants
-from scenarios import Config, Context, Finding, Generation, Scenario, Step, StepTrace, Substep, Violation
+from scenarios import Config, Context, Finding, Generation, Peer, Scenario, Step, StepTrace, Substep, Violation
 
 SCREEN: Final = 16
 """Most lines for the steps of a scenario."""
@@ -85,9 +85,17 @@ def _step(step: Step) -> str:
     text = f"{step.phase.value} K={step.draft_len}: {', '.join(rows)}"
     if step.fault is not None:
         text += f"; fails at {step.fault}"
+    if step.peers:
+        text += f"; other ranks {', '.join(map(_peer, step.peers))}"
     if step.finish:
         text += f"; finishes {', '.join(map(str, step.finish))}"
     return text
+
+
+def _peer(peer: Peer) -> str:
+    parts = [f"contexts of {', '.join(map(str, peer.contexts))}"] if peer.contexts else []
+    parts += [f"{peer.generations} generations"] if peer.generations else []
+    return f"[{' and '.join(parts) or 'idle'}]"
 
 
 def _context(row: Context) -> str:

@@ -19,7 +19,7 @@ from fuzz.replay import Replay, replay
 from fuzz.subject import Subject
 from invariants import Verdict, find
 from museum import seeded
-from scenarios import BACKENDS, Fault, Finding, Scenario, UsageError, closest
+from scenarios import BACKENDS, Config, Fault, Finding, Scenario, UsageError, closest
 from scenarios.acceptance import VARIANTS
 
 _FIRST: Final = "worker.sample_and_accept_draft_tokens"
@@ -42,7 +42,7 @@ def export(subject: Subject, invariant: str | None = None) -> str:
     if metadata != exported.METADATA:
         raise _cannot(subject, f"a file of its own drives {exported.METADATA}'s fields, not those of {metadata}")
     for variant in VARIANTS:
-        if getattr(config, variant):
+        if getattr(config, variant) != getattr(Config, variant):
             raise _cannot(subject, f"a file of its own knows nothing of config.{variant}")
     done = replay(subject)
     if done.unsound is not None:

@@ -15,12 +15,14 @@ from scenarios import (
     Config,
     Context,
     Generation,
+    Peer,
     Phase,
     Scenario,
     ScenarioError,
     Schedule,
     Step,
     check,
+    kept_in_step,
 )
 from scenarios.schedule import walk
 from scenarios.trees import most_nodes
@@ -91,20 +93,21 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
         for g in step.generations
     ]
     whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
+    whole = kept_in_step(config, whole)
     if not _fits(whole, schedule):
         # Fewer rows than were captured can not be replayed.
         phase = Phase.EAGER if step.phase is Phase.REPLAY else step.phase
-        whole = replace(whole, phase=phase, contexts=(), generations=())
+        whole = kept_in_step(config, replace(whole, phase=phase, contexts=(), generations=()))
         for context in contexts:
-            more = replace(whole, contexts=(*whole.contexts, context))
+            more = kept_in_step(config, replace(whole, contexts=(*whole.contexts, context)))
             whole = more if _fits(more, schedule) else whole
         for generation in generations:
-            more = replace(whole, generations=(*whole.generations, generation))
+            more = kept_in_step(config, replace(whole, generations=(*whole.generations, generation)))
             whole = more if _fits(more, schedule) else whole
     for request in step.finish:
         more = replace(whole, finish=(*whole.finish, request))
         whole = more if _fits(more, schedule) else whole
-    return whole if whole.rows else None
+    return whole if _fits(whole, schedule) else None
 
 
 def _steered(row: Row, config: Config, drafts: int) -> Row:
@@ -166,16 +169,15 @@ def _as_startup(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
-    """Defaults: all of them at once, then one by one."""
+    """Defaults: all of them at once, those of one feature at once, then one by one."""
     defaults = {f.name: f.default for f in fields(scenario.config) if f.default is not MISSING}
     yield replace(scenario, config=replace(scenario.config, **defaults))
+    features = ("attention_dp",), ("draft_num", "draft_tokens", "use_separate"), ("use_relaxed", "relaxed")
+    for prefixes in features:
+        together = {name: default for name, default in defaults.items() if name.startswith(prefixes)}
+        yield replace(scenario, config=replace(scenario.config, **together))
     for name, default in defaults.items():
         yield replace(scenario, config=replace(scenario.config, **{name: default}))
-    strict = replace(scenario.config, use_relaxed_acceptance_for_thinking=False, relaxed_topk=0, relaxed_delta=0.0)
-    yield replace(scenario, config=strict)
-    # None of these can go alone.
-    shared = replace(scenario.config, use_separate_draft_kv_cache=False, draft_num_blocks=0, draft_tokens_per_block=0)
-    yield replace(scenario, config=shared)
     for threshold in _below(scenario.config.sa_threshold, 1):
         yield replace(scenario, config=replace(scenario.config, sa_threshold=threshold))
     whole = float(int(scenario.config.force_num_accepted_tokens))
@@ -231,6 +233,17 @@ def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
             yield _with_step(scenario, i, replace(step, fault=None))
             for occurrence in _below(step.fault.occurrence, 1):
                 yield _with_step(scenario, i, replace(step, fault=replace(step.fault, occurrence=occurrence)))
+
+
+def _plainer_peers(scenario: Scenario) -> Iterator[Scenario]:
+    """Of other ranks: one generation, and each row less."""
+    for i, step in enumerate(scenario.steps):
+        for j, peer in enumerate(step.peers):
+            plainer = [Peer(generations=1)] if peer.contexts else []
+            plainer += [replace(peer, generations=n) for n in _below(peer.generations, 1)]
+            plainer += [replace(peer, contexts=peer.contexts[1:])] if peer.contexts else []
+            for plain in plainer:
+                yield _with_step(scenario, i, replace(step, peers=(*step.peers[:j], plain, *step.peers[j + 1 :])))
 
 
 def _smaller_draft_lens(scenario: Scenario) -> Iterator[Scenario]:
@@ -305,6 +318,7 @@ EDITS: Final[tuple[Edit, ...]] = (
     _fewer_rows,
     _smaller_graphs,
     _plainer_steps,
+    _plainer_peers,
     _smaller_draft_lens,
     _shorter_prompts,
     _plainer_rows,

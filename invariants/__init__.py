@@ -7,7 +7,7 @@ people's tests need. One step of an engine, and the modules that speak about it:
 prepared  lengths, counts, tables and inputs of the batch are written         counters, kv_lens, rows, kv_cache, sparse
           and masks, for trees and chains, and short rows select all          trees, selection
           in pages of whichever manager it refers to                          two_managers
-          and the worker's own metadata                                       spec_metadata
+          and the worker's own metadata, and what all ranks tell each other   spec_metadata, ranks
 entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context,
                                                                               selection
 verified  the target's choices meet the drafts, or a number is forced         acceptance, forced, guided
@@ -26,11 +26,11 @@ failed    or it broke off somewhere, and all is given back just the same      li
                                                                               draft_context, two_managers, enhancer
 ========  ==================================================================  =========================================
 
-``relations`` asks about none of them by name: two runs must end up alike. The modules are imported causes first,
-which is the order of severity.
+``ranks`` also asks what all ranks run together. ``relations`` asks about none of them by name: two runs must end up
+alike. The modules are imported causes first, which is the order of severity.
 """
 
-from invariants import lifecycle, two_managers, counters, trees, kv_lens, rows, sparse, selection  # noqa: F401, I001
+from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens, rows, sparse, selection  # noqa: F401, I001
 from invariants import draft_context, enhancer, forced, guided, relaxed, spec_metadata, acceptance  # noqa: F401
 from invariants import kv_cache, history, output, relations  # noqa: F401
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation

@@ -168,6 +168,11 @@ class StepCase:
         return len(self.asked.contexts)
 
     @property
+    def has_dummies(self) -> bool:
+        """Whether any row is a dummy, which a worker that keeps something of each request drafts for as it likes."""
+        return any(row.request is None for row in self.rows)
+
+    @property
     def width(self) -> int:
         """Draft slots of a generation row."""
         return self.config.tokens_per_gen_step(self.asked.draft_len) - 1

@@ -18,9 +18,9 @@ _ACCEPTED = ("num_accepted_tokens", "new_tokens_lens")
 
 
 def _cached(step: StepCase) -> list[int] | None:
-    """Cached tokens of each generation as ``prepare`` found them; None for dummies or if not observed."""
+    """Cached tokens of each generation as ``prepare`` found them; None with dummies or if not observed."""
     seen = step.prepared.seen if step.prepared is not None else {}
-    if step.asked.phase.is_startup or "kv_lens_cuda" not in seen or "_seq_lens" not in seen:
+    if step.has_dummies or "kv_lens_cuda" not in seen or "_seq_lens" not in seen:
         return None
     rows = [*zip(seen["kv_lens_cuda"], seen["_seq_lens"])][step.num_contexts :]
     return [kv - query for kv, query in rows]

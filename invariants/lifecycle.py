@@ -141,7 +141,7 @@ def restored_identity(step: StepCase, check: Check) -> None:
             check.equal(moment, "identity", expected, actual, "the object of prepared must be back")
 
 
-@invariant("restored-layout", reads=LAYOUT, museum=("TRT-01", "TRT-03", "TRT-06", "TRT-93"))
+@invariant("restored-layout", reads=LAYOUT, museum=("TRT-01", "TRT-03", "TRT-06", "TRT-93", "TRT-120"))
 def restored_layout(step: StepCase, check: Check) -> None:
     """After a forward, success or failure, the batch layout is what it was before it, counters included.
 

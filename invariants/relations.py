@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from invariants import twins
+from invariants import rank_twins, twins
 from invariants.history import KEPT
 from invariants.kv_cache import CONTENT
 from invariants.registry import Twin, relation
@@ -32,6 +32,8 @@ _OBJECTS: Final = frozenset(
 """Which tensor objects, pages and slots serve a request is the engine's choice; it may differ from run to run."""
 _DECIDED: Final = frozenset({"skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs", "topk_indices_buffer"})
 """A graph cannot decide anew whether rows are short enough to go without their indexer."""
+_OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives"})
+"""What a replay, which runs no Python of the worker, cannot touch or list."""
 _STATE: Final = (*CONTENT, *KEPT)
 _MANAGERS: Final = ("kv_tokens", "free_blocks", "draft_kv_tokens", "draft_free_blocks")
 _RESULTS: Final = ("emitted", *_MANAGERS, "draft_tree", "matchers", "relaxed_delta", *_STATE)
@@ -51,12 +53,9 @@ def next_step_equals_never_failed_twin(scenario: Scenario) -> Twin | None:
 
 @relation("replay-equals-eager", reads=_SEEN, museum=("TRT-85", "TRT-87", "TRT-88", "VLL-11", "VLL-12", "SGL-07"))
 def replay_equals_eager(scenario: Scenario) -> Twin | None:
-    """Replaying a graph does what running the step by Python does.
-
-    ``worker_state`` is left out: a replay runs no Python that could touch it.
-    """
+    """Replaying a graph does what running the step by Python does."""
     edited = twins.eager(scenario) if twins.fault_free(scenario) else None
-    return Twin(*edited, ignore=_OBJECTS | _DECIDED | {"worker_state", "shared_with_eager"}) if edited else None
+    return Twin(*edited, ignore=_OBJECTS | _DECIDED | _OF_PYTHON) if edited else None
 
 
 @relation("startup-leaves-no-trace", reads=_SEEN, museum=("TRT-03", "TRT-04", "TRT-07", "TRT-52"))
@@ -109,3 +108,20 @@ def cache_layout_does_not_matter(scenario: Scenario) -> Twin | None:
     """
     edited = twins.one_manager(scenario) if twins.fault_free(scenario) else None
     return Twin(*edited, fields=(*_RESULTS, "py_num_accepted_draft_tokens")) if edited else None
+
+
+@relation("ranks-run-the-same-collectives", reads=("collectives",), museum=("TRT-81", "TRT-82", "TRT-83", "VLL-19"))
+def ranks_run_the_same_collectives(scenario: Scenario) -> Twin | None:
+    """The next rank runs the same collectives in each step, with the same counts: else all of them wait for ever.
+
+    In the twin this engine is the next rank, with requests like those that it is said to have.
+    """
+    edited = rank_twins.next_rank(scenario) if twins.fault_free(scenario) else None
+    return Twin(*edited, fields=("collectives",)) if edited else None
+
+
+@relation("other-ranks-do-not-matter", reads=_RESULTS, museum=("TRT-80", "TRT-121", "VLL-10"))
+def other_ranks_do_not_matter(scenario: Scenario) -> Twin | None:
+    """What other ranks run changes nothing for a request: text, caches and tokens held are those of a single rank."""
+    edited = rank_twins.single_rank(scenario) if twins.repeatable(scenario) else None
+    return Twin(*edited, fields=_RESULTS) if edited else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from scenarios import Context, Phase, Scenario, ScenarioError, Step, check
+from scenarios import Context, Generation, Peer, Phase, Scenario, ScenarioError, Step, batches, check, padding
 
 Pairs = tuple[tuple[int, int], ...]
 Edited = tuple[Scenario, Pairs]
@@ -25,7 +25,8 @@ def repeatable(scenario: Scenario) -> bool:
     return fault_free(scenario) and scenario.config.force_num_accepted_tokens % 1 == 0
 
 
-def _valid(scenario: Scenario, steps: Iterable[Step], pairs: Iterable[tuple[int, int]]) -> Edited | None:
+def valid(scenario: Scenario, steps: Iterable[Step], pairs: Iterable[tuple[int, int]]) -> Edited | None:
+    """The scenario with these steps, None if upstream's executor could not produce it or nothing is compared."""
     twin, kept = replace(scenario, steps=tuple(steps)), tuple(pairs)
     try:
         return (check(twin), kept) if kept else None
@@ -36,7 +37,7 @@ def _valid(scenario: Scenario, steps: Iterable[Step], pairs: Iterable[tuple[int,
 def without(scenario: Scenario, drop: Callable[[Step], bool]) -> Edited | None:
     """The scenario without some of its steps."""
     kept = [i for i, step in enumerate(scenario.steps) if not drop(step)]
-    return _valid(scenario, (scenario.steps[i] for i in kept), ((i, n) for n, i in enumerate(kept)))
+    return valid(scenario, (scenario.steps[i] for i in kept), ((i, n) for n, i in enumerate(kept)))
 
 
 def never_failed(scenario: Scenario) -> Edited | None:
@@ -63,13 +64,43 @@ def never_failed(scenario: Scenario) -> Edited | None:
         steps.append(step)
         started |= {row.request for row in step.rows if row.request is not None}
         started -= set(step.finish)
-    return _valid(scenario, steps, pairs)
+    return valid(scenario, steps, pairs)
 
 
 def eager(scenario: Scenario) -> Edited | None:
-    """The scenario with each replayed step run by Python instead. Pairs: those steps."""
-    steps = [replace(s, phase=Phase.EAGER) if s.phase is Phase.REPLAY else s for s in scenario.steps]
-    return _valid(scenario, steps, ((i, i) for i, s in enumerate(scenario.steps) if s.phase is Phase.REPLAY))
+    """The scenario with each replayed step run by Python instead. Pairs: those steps, but for padded ones.
+
+    The other ranks are given the batches that the graph pads theirs to.
+    """
+    config = scenario.config
+    steps: list[Step] = []
+    pairs: list[tuple[int, int]] = []
+    for index, step in enumerate(scenario.steps):
+        if step.phase is Phase.REPLAY:
+            peers = others(config.attention_dp_rank, batches(config, step)) if step.peers else ()
+            step = padded(scenario, replace(step, phase=Phase.EAGER, peers=peers))
+            if step.rows == scenario.steps[index].rows:
+                pairs.append((index, index))
+        steps.append(step)
+    return valid(scenario, steps, pairs)
+
+
+def others(rank: int, ranks: tuple[Peer, ...]) -> tuple[Peer, ...]:
+    """All ranks but one."""
+    return ranks[:rank] + ranks[rank + 1 :]
+
+
+def padded(scenario: Scenario, step: Step) -> Step:
+    """A served step with the dummies that now keep its rank in step with the others, in place of those it has."""
+    if step.phase.is_startup:
+        return step
+    bare = replace(step, generations=real(step))
+    return replace(bare, generations=bare.generations + padding(scenario.config, bare))
+
+
+def real(step: Step) -> tuple[Generation, ...]:
+    """Its generations without dummies."""
+    return tuple(row for row in step.generations if row.request is not None)
 
 
 def one_manager(scenario: Scenario) -> Edited | None:
@@ -84,13 +115,13 @@ def one_manager(scenario: Scenario) -> Edited | None:
     )
     if config == scenario.config:
         return None
-    return _valid(replace(scenario, config=config), scenario.steps, ((i, i) for i in range(len(scenario.steps))))
+    return valid(replace(scenario, config=config), scenario.steps, ((i, i) for i in range(len(scenario.steps))))
 
 
 def served_alone(scenario: Scenario) -> Edited | None:
     """The scenario with each served batch cut into batches of one row, one after the other; no start-up.
 
-    Pairs: each batch of several rows and the last of its parts.
+    Pairs: each batch of several rows and the last of its parts. Dummies go, but for that of an idle rank.
     """
     steps: list[Step] = []
     pairs: list[tuple[int, int]] = []
@@ -99,21 +130,23 @@ def served_alone(scenario: Scenario) -> Edited | None:
             continue
         bare = replace(step, phase=Phase.EAGER, contexts=(), generations=(), finish=())
         steps += [replace(bare, contexts=(row,)) for row in step.contexts]
-        steps += [replace(bare, generations=(row,)) for row in step.generations]
+        steps += [replace(bare, generations=(row,)) for row in real(step)]
+        if not step.contexts and not real(step):
+            steps.append(padded(scenario, bare))
         steps[-1] = replace(steps[-1], finish=step.finish)
         if len(step.rows) > 1:
             pairs.append((index, len(steps) - 1))
-    return _valid(scenario, steps, pairs)
+    return valid(scenario, steps, pairs)
 
 
 def reversed_rows(scenario: Scenario) -> Edited | None:
     """The scenario with contexts and generations of each served batch in reverse order. Pairs: batches it changes."""
     steps = [
         step if step.phase.is_startup
-        else replace(step, contexts=step.contexts[::-1], generations=step.generations[::-1])
+        else padded(scenario, replace(step, contexts=step.contexts[::-1], generations=real(step)[::-1]))
         for step in scenario.steps
     ]  # fmt: skip
-    return _valid(scenario, steps, ((i, i) for i, step in enumerate(steps) if step != scenario.steps[i]))
+    return valid(scenario, steps, ((i, i) for i, step in enumerate(steps) if step != scenario.steps[i]))
 
 
 def one_shot(scenario: Scenario) -> Edited | None:
@@ -140,7 +173,7 @@ def one_shot(scenario: Scenario) -> Edited | None:
         if changed or pairs:
             pairs.append((index, len(steps)))
         steps.append(step)
-    return _valid(scenario, steps, pairs)
+    return valid(scenario, steps, pairs)
 
 
 def _merged_prompts(scenario: Scenario) -> dict[tuple[int | None, int | None], Context]:

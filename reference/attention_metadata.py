@@ -24,6 +24,7 @@ def metadata(
     saved: Sequence[str] = (),
     use_spec_decoding: bool = True,
     manager: str = "target",
+    all_rank_num_tokens: Sequence[int] | None = None,
 ) -> Fields:
     """The fields that every sub-step but ``updated`` has.
 
@@ -42,7 +43,7 @@ def metadata(
         "kv_lens_cuda": list(kv_lens),
         "host_request_types": [0] * num_contexts + [1] * num_generations,
         "use_spec_decoding": use_spec_decoding,
-        "all_rank_num_tokens": None,
+        "all_rank_num_tokens": all_rank_num_tokens,
         "kv_cache_manager": manager,
         "_saved_tensors": list(saved),
     }
@@ -50,7 +51,8 @@ def metadata(
 
 def target(batch: Batch, *, saved: Sequence[str] = ()) -> Fields:
     """As ``prepare()`` leaves it; so it stays until drafting starts (``entered``, ``verified``, ``saved``)."""
-    return metadata(batch.seq_lens, batch.kv_lens, batch.num_contexts, saved=saved)
+    counts = batch.tokens_of_ranks(batch.width + 1)
+    return metadata(batch.seq_lens, batch.kv_lens, batch.num_contexts, saved=saved, all_rank_num_tokens=counts)
 
 
 def prepared(batch: Batch, config: Config) -> Fields:
@@ -73,7 +75,7 @@ def prepared(batch: Batch, config: Config) -> Fields:
     }
 
 
-def drafting(call: DraftCall, saved: Sequence[str], config: Config) -> Fields:
+def drafting(call: DraftCall, batch: Batch, saved: Sequence[str], config: Config) -> Fields:
     """Before a call of the draft model, with the inputs of that call."""
     fields = metadata(
         call.seq_lens,
@@ -83,17 +85,17 @@ def drafting(call: DraftCall, saved: Sequence[str], config: Config) -> Fields:
         saved=saved,
         use_spec_decoding=call.use_spec_decoding,
         manager="draft" if config.use_separate_draft_kv_cache else "target",
+        all_rank_num_tokens=call.rank_counts if call.shows_rank_counts else batch.tokens_of_ranks(batch.width + 1),
     )
     for name in ("input_ids", "position_ids", "hidden_states", "num_ctx_per_req"):
         if (value := getattr(call, name)) is not None:
             fields[name] = value
-    # There is one rank, so there are no counts to be told.
-    return fields | {"draft_all_rank_num_tokens": None} if call.takes_rank_counts else fields
+    return fields | {"draft_all_rank_num_tokens": call.rank_counts} if call.takes_rank_counts else fields
 
 
 def restored(batch: Batch, kv_lens: Sequence[int]) -> Fields:
     """After the worker's forward: as prepared, but for the KV lengths (PR #16382, PR #17381)."""
-    return metadata(batch.seq_lens, kv_lens, batch.num_contexts)
+    return target(batch) | {"kv_lens_cuda": list(kv_lens)}
 
 
 def failed(batch: Batch) -> Fields:

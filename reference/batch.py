@@ -15,7 +15,8 @@ from reference.attention import Reading
 from reference.history import Drafts, History, Text
 from reference.tree import ROOT, paths
 from scenarios.acceptance import relaxes
-from scenarios.model import Config, Context, Generation, Step
+from scenarios.model import Config, Context, Generation, Peer, Step
+from scenarios.ranks import batches
 from scenarios.tracer import DUMMY_TOKEN, GRAMMAR_START, PAD_TOKEN, choose, dummy_drafts, grammar_state, guided
 
 
@@ -149,6 +150,7 @@ class Batch:
     max_draft_len  Kmax, the longest that K can be
     width          draft slots of a generation (upstream: ``runtime_tokens_per_gen_step - 1``)
     topk           candidates per node of a tree of drafts (upstream: ``dynamic_tree_max_topK``)
+    ranks          the batch of each rank of attention data parallelism, this one included; empty without others
     """
 
     rows: list[Row]
@@ -157,11 +159,20 @@ class Batch:
     max_draft_len: int
     width: int
     topk: int
+    ranks: Sequence[Peer] = ()
 
-    @property
-    def is_startup(self) -> bool:
-        """Whether it holds dummies, of which no step but those of start-up has any."""
-        return self.rows[0].request is None
+    @cached_property
+    def has_dummies(self) -> bool:
+        """Whether any of its rows is a dummy: all are in start-up, the last ones where ranks are kept in step."""
+        return any(row.request is None for row in self.rows)
+
+    def tokens_of_ranks(self, per_generation: int) -> list[int] | None:
+        """Rows per rank of a forward over all tokens of its contexts and so many per generation."""
+        return [sum(rank.contexts) + per_generation * rank.generations for rank in self.ranks] or None
+
+    def rows_of_ranks(self, each: int = 1) -> list[int] | None:
+        """Rows per rank of a forward over ``each`` tokens per request."""
+        return [each * (len(rank.contexts) + rank.generations) for rank in self.ranks] or None
 
     @property
     def contexts(self) -> list[Row]:
@@ -221,7 +232,9 @@ def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Bat
     width = config.tokens_per_gen_step(step.draft_len) - 1
     rows = [_context(row, config, histories) for row in step.contexts]
     rows += [_generation(row, step.draft_len, width, config, histories) for row in step.generations]
-    return Batch(rows, len(step.contexts), step.draft_len, config.max_draft_len, width, config.dynamic_tree_max_topK)
+    ranks = batches(config, step) if config.attention_dp_size > 1 else ()
+    topk = config.dynamic_tree_max_topK
+    return Batch(rows, len(step.contexts), step.draft_len, config.max_draft_len, width, topk, ranks)
 
 
 def _context(row: Context, config: Config, histories: Mapping[int, History]) -> Row:

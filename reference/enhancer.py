@@ -37,7 +37,7 @@ def found(batch: Batch, config: Config) -> Fields:
     if not (config.sa_threshold and batch.draft_len and batch.generations):
         return {}
     matches = {"sa_match_len": [row.match for row in batch.generations]}
-    if batch.is_startup:
+    if batch.has_dummies:
         return matches
     return matches | {"sa_draft_tokens": [continuation(row, batch.draft_len) for row in batch.generations]}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from reference import attention_metadata, kv_cache
+from reference import attention_metadata, kv_cache, ranks
 from reference.batch import Batch, lay_out
 from reference.dense_selection import selection
 from reference.enhancer import enhanced, found, texts
@@ -72,9 +72,11 @@ class Session:
         phases = _phases(step, self._config)
         prepared = attention_metadata.prepared(batch, self._config) | prefill(batch, self._config)
         prepared |= self._maps(batch, batch, phases[0], updated=False) | self._worker.spec_metadata(batch)
+        prepared |= ranks.announced(batch, self._worker)
         substeps = [Substep(PREPARED, 0, phases[0], prepared)]
         substeps += self._runs(sampled, (batch, drafting), counter, phases)
-        substeps.append(Substep(UPDATED, 0, phases[0], self._updated(batch, after)))
+        together = ranks.collectives(step, self._config, batch, self._worker, drafting, phases)
+        substeps.append(Substep(UPDATED, 0, phases[0], self._updated(batch, after) | together))
         outcome = "ok"
         if step.fault is None:
             self._counter = counter
@@ -121,7 +123,7 @@ class Session:
             if saved:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
-                fields = attention_metadata.drafting(call, saved, self._config)
+                fields = attention_metadata.drafting(call, batch, saved, self._config)
                 fields |= keys_of_contexts(call, batch, self._config)
                 fields |= matcher_rows(batch, self._config, draft(i), drafting.drafts, i)
                 yield draft(i), fields | self._maps(call, batch, phase, updated=updated or call.updated)
@@ -146,8 +148,6 @@ class Session:
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later; dummies have none."""
-        if drafting.drafts is None:
-            return {}
         turned = {}
         for row, drafts in zip(batch.rows, drafting.drafts, strict=True):
             if row.request is None:
@@ -246,7 +246,7 @@ def _outputs(batch: Batch, drafting: Drafting) -> Fields:
         "new_tokens": [row.accepted for row in batch.rows],
         "new_tokens_lens": [len(row.accepted) for row in batch.rows],
     }
-    if drafting.drafts is None:
+    if drafting.open:
         return outputs
     next_drafts = [[*made.tokens, *[PAD_TOKEN] * (batch.width - len(made.tokens))] for made in drafting.drafts]
     return outputs | {

@@ -14,12 +14,14 @@ from scenarios.model import (
     Fault,
     FaultKind,
     Generation,
+    Peer,
     Phase,
     Request,
     Scenario,
     Step,
     WorkerTraits,
 )
+from scenarios.ranks import batches, kept_in_step, padding
 from scenarios.schedule import RequestState, RowPlan, Schedule, check, walk
 from scenarios.trace import FIELDS, StepTrace, Substep, Trace
 
@@ -36,6 +38,7 @@ __all__ = [
     "FaultKind",
     "Finding",
     "Generation",
+    "Peer",
     "Phase",
     "Request",
     "RequestState",
@@ -50,13 +53,16 @@ __all__ = [
     "UsageError",
     "Violation",
     "WorkerTraits",
+    "batches",
     "check",
     "closest",
     "dumps",
     "finding_from_json",
     "finding_loads",
     "finding_to_json",
+    "kept_in_step",
     "loads",
+    "padding",
     "scenario_from_json",
     "scenario_to_json",
     "walk",

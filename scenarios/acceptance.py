@@ -1,4 +1,4 @@
-"""Which ways to make, to read and to accept drafts a configuration may ask for, and what rows may ask of them."""
+"""Which ways to draft and to accept a configuration may ask for, what rows may ask, and what not every engine has."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ VARIANTS: Final = (
     "sa_threshold",
     "guided_decoding",
     "use_relaxed_acceptance_for_thinking",
+    "attention_dp_size",
 )
 """Fields of ``Config`` that ask for another way than upstream's usual one; strategies draw those that an engine has."""
 
@@ -111,7 +112,15 @@ def check_request(config: Config, request: Request, field: str) -> None:
 
 
 def check_row(config: Config, row: Context | Generation, draft_len: int, field: str) -> None:
-    """Raise ``ScenarioError`` for a row whose ``agree`` and ``near`` the configuration cannot have."""
+    """Raise ``ScenarioError`` for a row whose drafts cannot be as good as it says, or not in this configuration."""
+    if isinstance(row, Generation):
+        require(
+            0 <= row.agree <= draft_len,
+            f"{field}.agree",
+            f"{row.agree} is outside 0..{draft_len}",
+            "write how many of the drafts made for this row agree with the target",
+        )
+        _check_match(config, row, field)
     most = 0 if config.guided_decoding and not config.traits.guides_drafts else draft_len
     require(
         row.agree <= most or row.request is None,
@@ -130,8 +139,7 @@ def check_row(config: Config, row: Context | Generation, draft_len: int, field: 
     )
 
 
-def check_match(config: Config, row: Generation, field: str) -> None:
-    """Raise ``ScenarioError`` for the match of an automaton that the row has not."""
+def _check_match(config: Config, row: Generation, field: str) -> None:
     enhanced = config.sa_threshold > 0 and row.request is not None
     most = config.max_seq_len if enhanced else 0
     require(

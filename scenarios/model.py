@@ -237,6 +237,8 @@ class Config:
                             back: what a page is called then is not where it lies
     sa_threshold      from which match length on a suffix automaton's drafts take the place of the model's (upstream:
                       ``sa_config.threshold``); 0 without automata beside the model
+    attention_dp_size ranks of attention data parallelism, each with requests of its own
+    attention_dp_rank which of them this engine is
     """
 
     worker: str
@@ -264,6 +266,8 @@ class Config:
     draft_tokens_per_block: int = 0
     kv_cache_manager: str = "V1"
     host_offload: bool = False
+    attention_dp_size: int = 1
+    attention_dp_rank: int = 0
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:
@@ -347,7 +351,8 @@ class Generation:
     ``agree`` and ``near`` as for a context, for the drafts made in *this* step; so the next step of the request accepts
     1 + min(agree, drafts it verifies) tokens, and near ones too if relaxed acceptance takes them. A dummy (``request``
     None) has ``past`` cached tokens, and its drafts are such that the target accepts ``accept`` tokens
-    (1..draft_len+1); both are left at their defaults for a real request.
+    (1..draft_len+1); both are left at their defaults for a real request. A served step has dummies only as
+    ``ranks.padding`` says.
 
     ``match`` is how long the match is that the request's suffix automaton finds in this step. From
     ``Config.sa_threshold`` on its drafts are those of the row, and ``agree`` speaks of them.
@@ -374,12 +379,21 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What another rank has in a step: the chunks of its contexts, and how many generations; nothing when idle."""
+
+    contexts: tuple[int, ...] = ()
+    generations: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One iteration of the executor: contexts first, then generations, in this order.
 
     draft_len   runtime draft length K of the step: drafts verified per generation and drafts made
     finish      requests that end after the step
     fault       what fails in it
+    peers       the batches of the other ranks, in rank order; empty in start-up, where all ranks run the same
     """
 
     phase: Phase = Phase.EAGER
@@ -388,6 +402,7 @@ class Step:
     generations: tuple[Generation, ...] = ()
     finish: tuple[int, ...] = ()
     fault: Fault | None = None
+    peers: tuple[Peer, ...] = ()
 
     @property
     def rows(self) -> tuple[Context | Generation, ...]:

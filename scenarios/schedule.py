@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scenarios import forced_acceptance as forced
-from scenarios.acceptance import check_acceptance, check_match, check_request, check_row, relaxes
+from scenarios.acceptance import check_acceptance, check_request, check_row, relaxes
 from scenarios.caches import check_caches, check_pools, pages
 from scenarios.errors import ScenarioError, closest, outside
 from scenarios.errors import require as _require
@@ -26,6 +26,7 @@ from scenarios.model import (
     Scenario,
     Step,
 )
+from scenarios.ranks import check_ranks, check_ranks_config
 from scenarios.trees import check_tree
 
 
@@ -80,6 +81,8 @@ _LIMITS = {
     "index_topk": (0, 4096),
     "dynamic_tree_max_topK": (0, 16),
     "max_total_draft_tokens": (0, 255),
+    "attention_dp_size": (1, 64),
+    "attention_dp_rank": (0, 63),
     "force_num_accepted_tokens": (0, 32),
     "relaxed_topk": (0, 8),
     "draft_num_blocks": (0, 16_384),
@@ -120,6 +123,7 @@ def check_config(config: Config) -> None:
     check_tree(config)
     check_acceptance(config)
     check_caches(config)
+    check_ranks_config(config)
 
 
 class Schedule:
@@ -221,6 +225,7 @@ class Schedule:
             )
         rows = [self._plan_context(step, c, f"{field}.contexts[{i}]") for i, c in enumerate(step.contexts)]
         rows += [self._plan_generation(step, g, f"{field}.generations[{i}]") for i, g in enumerate(step.generations)]
+        check_ranks(config, step, field)
         rows = self._force_acceptance(step, rows, field)
         self._check_batch(step, rows, field)
         self._check_graph(step, field)
@@ -325,16 +330,9 @@ class Schedule:
     def _plan_generation(self, step: Step, row: Generation, field: str) -> RowPlan:
         config, k = self.config, step.draft_len
         query = config.tokens_per_gen_step(k)
-        _require(
-            0 <= row.agree <= k,
-            f"{field}.agree",
-            f"{row.agree} is outside 0..{k}",
-            "write how many of the drafts made for this row agree with the target",
-        )
         check_row(config, row, k, field)
-        check_match(config, row, field)
         if row.request is None:
-            self._check_dummy(step, field)
+            self._check_dummy(step, field, may_pad=True)
             least, most = self.config.least_history, 1 if config.traits.tree else k + 1
             _require(row.past >= least, f"{field}.past", f"{row.past} is too small", f"write {least} or more")
             _require(
@@ -402,9 +400,10 @@ class Schedule:
         )
         return state
 
-    def _check_dummy(self, step: Step, field: str) -> None:
+    def _check_dummy(self, step: Step, field: str, *, may_pad: bool = False) -> None:
+        """Served steps hold dummies only where they keep several ranks in step."""
         _require(
-            step.phase.is_startup,
+            step.phase.is_startup or (may_pad and self.config.attention_dp_size > 1),
             f"{field}.request",
             f"is null in a step of phase {step.phase.value}, and only warmup and capture steps hold dummies",
             "name a request",

@@ -73,6 +73,11 @@ FIELDS: Final[dict[str, str]] = {
     "draft_tokens": "device int32 [G * (tokens_per_gen_step - 1)]: drafts to verify, flat",
     "runtime_draft_len": "host int",
     "runtime_tokens_per_gen_step": "host int",
+    # Attention data parallelism, of the spec metadata: prepared, several ranks.
+    "spec_all_rank_num_tokens": "host list of int: spec_num_tokens of every rank",
+    "all_rank_num_seqs": "host list of int: sequences of every rank",
+    "all_rank_num_gens": "host list of int: generations of every rank",
+    "subseq_all_rank_num_tokens": "host list of int: tokens of every rank in draft calls of one token per sequence",
     # Inputs of the forward that is about to run: prepared (target), draft[i] (draft model).
     "input_ids": "device int32 [rows]",
     "position_ids": "device int32 [rows]",
@@ -154,6 +159,7 @@ FIELDS: Final[dict[str, str]] = {
     "sa_requests": "owners of suffix automata, ascending, -1 for a dummy (SA, or beside a model); updated, failed",
     "spec_slots": "request id -> slot of what the worker keeps for it; every one that is taken (updated, failed)",
     "draft_tree": "request -> per draft node of its last step its parent, -1 for the root; [] without a tree",
+    "collectives": "[name, count of each rank] of what all ranks did together in this step, in order; several ranks",
     # failed.
     "exception": "class name of the exception",
     "message": "its text",

@@ -95,6 +95,11 @@ the digest sums their terms alone, read from the main cache through the pages of
 where that is EMPTY, from the target's, as in the main cache. With ``own = digest'(n + 1) - digest'(n)``, the
 digests of the tokens ``0..n+1`` and ``0..n``, the choices above stay as they are.
 
+Experts: with attention data parallelism the rows of target, MTP-Eagle and DraftTarget also go through experts that all
+ranks share. Their rows are gathered and each rank takes its own back, unchanged. It happens in as many rounds as the
+largest count has times ``MOE_MAX_NUM_TOKENS``, started ones included; of ``n`` rows round ``c`` of ``r`` takes
+``n // r``, and one more if ``c < n % r``.
+
 The draft head returns ``next`` where the scenario wants the drafter to agree with the target and
 ``disagree(next)`` where it does not; for drafts that are to be close to the target's choice it returns
 ``near(next)``, and the target's second choice is ``near(next)``, too. With a draft vocabulary of its own
@@ -129,6 +134,9 @@ END_THINKING_TOKEN: Final = PAD_TOKEN
 """Would end a thinking phase; never accepted, as the target does not choose it."""
 EMPTY: Final = 0
 """A slot that nothing was written to since its page was last granted."""
+
+MOE_MAX_NUM_TOKENS: Final = 16
+"""Rows of one rank that experts take in one round at most."""
 
 PRIME: Final = 2**31 - 1
 POSITION_OFFSET: Final = 64

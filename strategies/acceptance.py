@@ -1,4 +1,4 @@
-"""Ways to make, to read and to accept drafts, and what they ask of draft lengths, agreements and matches."""
+"""Ways to make, to read and to accept drafts, what they ask of draft lengths, agreements and matches, several ranks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _RELAXED: Final = (*((0, 0.0),) * 9, (2, 0.5), (2, 0.5), (4, 0.5), (1, 0.5), (2,
 """``relaxed_topk`` and ``relaxed_delta``: mostly none, then such that take second choices, then such that do not."""
 _THINKING: Final = (False, True, True)
 _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
+_RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
 
 
 def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Config:
@@ -34,6 +35,7 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     alone = guided or topk > 0
     forces = config.traits.drafts_for_contexts and not alone
     threshold = choose(draw, _THRESHOLDS) if "sa_threshold" in variants else 0
+    ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
     return replace(
         config,
         force_num_accepted_tokens=force if forces else 0.0,
@@ -43,6 +45,8 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         relaxed_topk=topk,
         relaxed_delta=delta,
         sa_threshold=threshold if config.traits.sa_enhancer and not alone else 0,
+        attention_dp_size=ranks,
+        attention_dp_rank=pick(draw, ranks),
     )
 
 

@@ -12,7 +12,8 @@ from strategies.config import draw_request, room_of
 from strategies.drafting import draw_draft_len
 from strategies.fault import KINDS, Kinds, draw_fault
 from strategies.layout import Layout, Room, draw_layout, runnable
-from strategies.phase import phase_table
+from strategies.phase import phase_table, replayable
+from strategies.ranks import draw_idle, draw_peers
 from strategies.sizes import least_draft_len
 from strategies.startup import draw_dummies
 
@@ -120,6 +121,9 @@ class Composer:
 
     def _draw_served(self, draw: Draw, draft_len: int, *, replay: bool) -> Step:
         sizes: tuple[int, ...] = ()
+        idle = draw_idle(draw, self.schedule, draft_len)
+        if idle is not None:
+            return idle
         if replay:
             draft_len, sizes = self._nearest_graphs(draft_len)
         layout = self._draw_layout(draw, draft_len, sizes)
@@ -128,16 +132,17 @@ class Composer:
             layout = self._draw_layout(draw, draft_len, sizes)
         # Generations that fit one by one need not fit together, so there may be fewer than a graph has.
         replayed = not layout.contexts and len(layout.generations) in sizes
-        return Step(
+        step = Step(
             phase=Phase.REPLAY if replayed else Phase.EAGER,
             draft_len=draft_len,
             contexts=layout.contexts,
             generations=layout.generations,
         )
+        return draw_peers(draw, self.schedule, step, sizes)
 
     def _nearest_graphs(self, draft_len: int) -> tuple[int, tuple[int, ...]]:
         """The draft length nearest to ``draft_len`` for which graphs could be replayed, and their batch sizes."""
-        possible = [g for g in sorted(self.schedule.graphs) if g[0] <= len(self.schedule.generating)]
+        possible = replayable(self.schedule)
         nearest = min((k for _, k in possible), key=lambda k: abs(k - draft_len))
         return nearest, tuple(size for size, k in possible if k == nearest)
 

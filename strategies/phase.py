@@ -17,6 +17,12 @@ def phases(schedule: Schedule, *, with_startup: bool = True) -> st.SearchStrateg
     return st.sampled_from(phase_table(schedule, with_startup=with_startup))
 
 
+def replayable(schedule: Schedule) -> list[tuple[int, int]]:
+    """Graphs, (batch size, draft length), for which there are generations; dummies do as well among several ranks."""
+    several = schedule.config.attention_dp_size > 1
+    return [graph for graph in sorted(schedule.graphs) if several or graph[0] <= len(schedule.generating)]
+
+
 def phase_table(schedule: Schedule, *, with_startup: bool = True) -> tuple[Phase, ...]:
     """The same as a table of five, simplest first; a phase listed twice is twice as likely.
 
@@ -24,6 +30,6 @@ def phase_table(schedule: Schedule, *, with_startup: bool = True) -> tuple[Phase
     """
     if with_startup and not schedule.serving:
         return (Phase.EAGER, Phase.WARMUP, Phase.CAPTURE, Phase.CAPTURE, Phase.EAGER)
-    if any(size <= len(schedule.generating) for size, _ in schedule.graphs):
+    if replayable(schedule):
         return (Phase.EAGER, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY, Phase.EAGER)
     return (Phase.EAGER,) * 5

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttention
+from engines.portable.distributed import FusedMoE, all_rank_num_tokens_kept
 from engines.portable.speculative.interface import DecodingConfig
 from engines.tracer import (
     Rows,
@@ -198,10 +199,16 @@ class TracerModel(nn.Module):
 class TargetModel(TracerModel):
     """The target: hidden rows, int64 [rows, 2], both columns the digest."""
 
+    def __init__(self, tracer: Tracer, experts: FusedMoE | None = None) -> None:
+        super().__init__(tracer)
+        self.experts = experts
+
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
         table, rows = self._place(attn_metadata, input_ids.shape[0])
         positions = position_ids.squeeze(0)
         digests = self.attention.target(attn_metadata, table, rows, positions, input_ids)
+        if self.experts is not None:
+            digests = self.experts(digests, attn_metadata.all_rank_num_tokens)
         captured = [layer for layer in range(NUM_LAYERS) if spec_metadata.is_layer_capture(layer)]
         if captured:
             inner = torch.stack([digests, own_terms(rows, positions, input_ids)], dim=1)
@@ -224,7 +231,9 @@ class ShiftedDraftModel(TracerModel):
 
 
 class Eagle3Layers(ShiftedDraftModel):
-    """The layers of an Eagle3 drafter: rows for the head, and hidden states to save."""
+    """The layers of an Eagle3 drafter: rows for the head, and hidden states to save.
+
+    They have no experts; the counts that they are given are those of the attention metadata while they run."""
 
     def forward(
         self,
@@ -234,18 +243,22 @@ class Eagle3Layers(ShiftedDraftModel):
         hidden_states: Tensor,
         attn_metadata: Any,
         spec_metadata: Any,
-        all_rank_num_tokens: list[int] | None,
+        all_rank_num_tokens: list[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        hidden = self._draft(input_ids, position_ids, attn_metadata, hidden_states)
+        with all_rank_num_tokens_kept(attn_metadata):
+            if all_rank_num_tokens is not None:
+                attn_metadata.all_rank_num_tokens = all_rank_num_tokens
+            hidden = self._draft(input_ids, position_ids, attn_metadata, hidden_states)
         return hidden, hidden
 
 
 class MTPEagleLayer(ShiftedDraftModel):
-    """The MTP layer of MTP-Eagle, with its head."""
+    """The MTP layer of MTP-Eagle, with its head, and experts that take their counts from the attention metadata."""
 
-    def __init__(self, tracer: Tracer, shared_head: nn.Module) -> None:
+    def __init__(self, tracer: Tracer, shared_head: nn.Module, experts: FusedMoE | None = None) -> None:
         super().__init__(tracer)
         self.shared_head = shared_head
+        self.experts = experts
 
     def forward(
         self,
@@ -258,7 +271,11 @@ class MTPEagleLayer(ShiftedDraftModel):
         spec_metadata: Any,
         all_rank_num_tokens: list[int] | None,
     ) -> Tensor:
-        return self._draft(input_ids, position_ids, attn_metadata, hidden_states)
+        with all_rank_num_tokens_kept(attn_metadata):
+            if all_rank_num_tokens is not None:
+                attn_metadata.all_rank_num_tokens = all_rank_num_tokens
+            hidden = self._draft(input_ids, position_ids, attn_metadata, hidden_states)
+            return hidden if self.experts is None else self.experts(hidden, attn_metadata.all_rank_num_tokens)
 
 
 class MTPLayer(ShiftedDraftModel):
@@ -277,8 +294,13 @@ class MTPLayer(ShiftedDraftModel):
 class DraftTargetLayers(ShiftedDraftModel):
     """The layers of a separate draft model."""
 
+    def __init__(self, tracer: Tracer, experts: FusedMoE | None = None) -> None:
+        super().__init__(tracer)
+        self.experts = experts
+
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
-        return self._draft(input_ids, position_ids, attn_metadata)
+        hidden = self._draft(input_ids, position_ids, attn_metadata)
+        return hidden if self.experts is None else self.experts(hidden, attn_metadata.all_rank_num_tokens)
 
 
 class PARDLayers(TracerModel):
@@ -321,10 +343,10 @@ class Eagle3DraftModel(DraftModel):
 class MTPEagleDraftModel(DraftModel):
     """MTP-Eagle: ``mtp_layers[0]`` with its ``shared_head``, and ``embed_tokens``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module, experts: FusedMoE | None = None) -> None:
         super().__init__(steering)
         self.embed_tokens = None
-        self.mtp_layers = nn.ModuleList([MTPEagleLayer(tracer, head)])
+        self.mtp_layers = nn.ModuleList([MTPEagleLayer(tracer, head, experts)])
 
 
 class MTPDraftModel(DraftModel):
@@ -339,9 +361,9 @@ class MTPDraftModel(DraftModel):
 class DraftTargetDraftModel(DraftModel):
     """DraftTarget: ``model``, ``logits_processor``."""
 
-    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module) -> None:
+    def __init__(self, tracer: Tracer, steering: Steering, head: nn.Module, experts: FusedMoE | None = None) -> None:
         super().__init__(steering)
-        self.model = DraftTargetLayers(tracer)
+        self.model = DraftTargetLayers(tracer, experts)
         self.model.register_buffer("d2t", steering.d2t)
         self.logits_processor = head
 
@@ -419,10 +441,16 @@ class SpecDecOneEngineForCausalLM(nn.Module):
     """Target, drafter and worker as one model: one forward verifies and drafts."""
 
     def __init__(
-        self, tracer: Tracer, draft_model: DraftModel, spec_worker: nn.Module, *, second_choice: bool = False
+        self,
+        tracer: Tracer,
+        draft_model: DraftModel,
+        spec_worker: nn.Module,
+        experts: FusedMoE | None = None,
+        *,
+        second_choice: bool = False,
     ) -> None:
         super().__init__()
-        self.model = TargetModel(tracer)
+        self.model = TargetModel(tracer, experts)
         self.lm_head = LMHead()
         self.logits_processor = LogitsProcessor(second_choice)
         self.draft_model = draft_model

@@ -17,6 +17,7 @@ from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from engines.portable.spec_observation import (
+    collectives,
     enhancer_buffers,
     enhancer_fields,
     force_accept_counter,
@@ -203,6 +204,7 @@ class Observer:
             **self._caches.connector(),
             **self._caches.content(requests.values()),
             **spec_fields(self._executor.spec_resource_manager, requests),
+            **collectives(self._executor.model_engine.dist),
             **slot_fields(self._executor.spec_resource_manager),
             **matchers(self._executor.guided_decoder),
             **relaxed_deltas(self._executor.spec_resource_manager, requests),

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 
 from engines.portable.context_observation import ContextObserver, DraftContext
+from engines.portable.distributed import PeerBatch
 from engines.portable.observation import Observer
+from engines.portable.pyexecutor.attention_dp import dummy_context, dummy_generation
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import Iteration, PyExecutor
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.suffix_automaton import sa_manager_of
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
-from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError
-from scenarios.tracer import DUMMY_TOKEN, dummy_drafts, prompt
+from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError, batches
+from scenarios.tracer import prompt
 
 _FOLDER = Path(__file__).parent
 _LINE_SITES = [
@@ -75,11 +77,12 @@ class PortableSession:
         if self._schedule is not None:
             self._schedule.advance(step, f"steps[{index}]")
         self._step, self._bracket = step, Bracket(None)
+        self._tell_ranks(step)
         iteration, rows = self._iteration(step)
         if self._observer is not None:
             self._observer.begin(step, iteration.batch)
         outcome, error = "ok", None
-        if rows:
+        if iteration.batch.all_requests():
             self._steer(rows, step.draft_len)
             outcome, error = self._executor.step(iteration)
         self._follow(step, iteration, error)
@@ -128,7 +131,7 @@ class PortableSession:
         return LlmRequest(request.id, prompt(seed, request.id, request.prompt_len, request.thinking))
 
     def _iteration(self, step: Step) -> tuple[Iteration, list[Context | Generation]]:
-        """The step as the executor takes it, and its rows."""
+        """The step as the executor runs it, and its rows."""
         rows = [row for row in step.rows if row.request is None or row.request in self._requests]
         contexts = [self._context(i, row) for i, row in enumerate(step.contexts)]
         generations = [self._generation(step, len(contexts) + i, row) for i, row in enumerate(step.generations)]
@@ -136,7 +139,17 @@ class PortableSession:
             tuple(r for r in contexts if r is not None), tuple(r for r in generations if r is not None)
         )
         finished = tuple(self._requests[i] for i in step.finish if i in self._requests)
-        return Iteration(batch, step.phase, step.draft_len, finished), rows
+        iteration = self._executor.schedule(Iteration(batch, step.phase, step.draft_len, finished))
+        return iteration, rows
+
+    def _tell_ranks(self, step: Step) -> None:
+        """What the other ranks do in this step."""
+        own = self._config.attention_dp_rank
+        running = [peer for rank, peer in enumerate(batches(self._config, step)) if rank != own]
+        self._executor.model_engine.dist.begin(
+            [PeerBatch(peer.contexts, peer.generations) for peer in step.peers],
+            [PeerBatch(peer.contexts, peer.generations) for peer in running],
+        )
 
     def _steer(self, rows: list[Context | Generation], draft_len: int) -> None:
         """Tell the drafter how good it is to be; where a suffix automaton takes over, that one is as good."""
@@ -156,7 +169,7 @@ class PortableSession:
 
     def _context(self, index: int, row: Context) -> LlmRequest | None:
         if row.request is None:
-            request = LlmRequest(_dummy_id(index), [DUMMY_TOKEN] * row.chunk, is_dummy=True)
+            request = dummy_context(index, row.chunk)
         elif row.request in self._requests:
             request = self._requests[row.request]
         else:
@@ -167,12 +180,10 @@ class PortableSession:
     def _generation(self, step: Step, index: int, row: Generation) -> LlmRequest | None:
         if row.request is not None:
             return self._requests.get(row.request)
-        # Without a tree of its own a dummy's drafts are placeholders.
-        draft_len = 0 if self._config.traits.tree else step.draft_len
-        drafts = dummy_drafts(row.past, draft_len, row.accept, self._config.index_topk)
-        request = LlmRequest(_dummy_id(index), [DUMMY_TOKEN] * row.past, is_dummy=True, py_draft_tokens=drafts)
-        request.generated.append(DUMMY_TOKEN)
-        return request
+        if not step.phase.is_startup:
+            # The executor finds out itself which dummies keep the ranks in step.
+            return None
+        return dummy_generation(self._config, index, step.draft_len, row.past, row.accept)
 
     def _follow(self, step: Step, iteration: Iteration, error: Exception | None) -> None:
         """Forget the requests that ended, and the schedule once the run has left its plan."""
@@ -212,6 +223,7 @@ class PortableSession:
             Seam("attn_metadata.update_for_spec_dec", attn, "update_for_spec_dec", hook),
             *self._draft_seams(watch),
             *self._guided_seams(),
+            *self._collective_seams(),
             Seam("worker.sample_draft_tokens", worker, "sample_draft_tokens", launch),
             Seam("attn_metadata.restore_from_spec_dec", attn, "restore_from_spec_dec", SiteClass.RESTORE),
             Seam("sampler.update_requests", self._executor.sampler, "update_requests", launch),
@@ -224,6 +236,12 @@ class PortableSession:
             Seam("attn_metadata.copy", attn, "create_cuda_graph_metadata", None, after=self._adopt(attn)),
             Seam("spec_metadata.copy", spec, "create_cuda_graph_metadata", None, after=self._adopt(spec)),
         ]  # fmt: skip
+
+    def _collective_seams(self) -> list[Seam]:
+        """Seams of what several ranks do together."""
+        dist = self._executor.model_engine.dist
+        calls = ("tp_allgather", "allgather_rows") if dist.enable_attention_dp else ()
+        return [Seam(f"dist.{call}", dist, call, SiteClass.COLLECTIVE) for call in calls]
 
     def _draft_cache_seams(self) -> list[Seam]:
         """Seams of a separate draft KV cache: its manager, and the metadata that refers to it for a while."""
@@ -312,8 +330,3 @@ def _draft_model_calls(draft_model: Any) -> list[tuple[Any, str, Any]]:
     if layers is not None:
         return [(layer, "forward", layer.shared_head) for layer in layers]
     return [(draft_model.model, "forward", draft_model.logits_processor)]
-
-
-def _dummy_id(index: int) -> int:
-    """Id of the dummy in a row: no user's request has it, as upstream counts them down from the largest."""
-    return (1 << 64) - 1 - index

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from engines.portable.distributed import Distributed
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.llm_request import LlmRequest
 from engines.portable.pyexecutor.resource_manager import SlotManager, SpecResourceManager
@@ -28,7 +29,7 @@ def prepared_fields(spec: Any, rows: int) -> dict[str, Any]:
     """What the worker's own metadata says of a step of so many rows; another engine's versions differ in it."""
     if not isinstance(spec, SpecMetadata):
         return {}
-    fields: dict[str, Any] = {"spec_num_tokens": spec.num_tokens}
+    fields: dict[str, Any] = {"spec_num_tokens": spec.num_tokens, **_all_rank_fields(spec)}
     if isinstance(spec, CapturingSpecMetadata):
         fields["num_capture_tokens"] = spec.num_capture_tokens
     manager = getattr(spec, "spec_resource_manager", None)
@@ -36,6 +37,22 @@ def prepared_fields(spec: Any, rows: int) -> dict[str, Any]:
         slot_ids: Tensor = vars(spec)["slot_ids"]
         fields["slot_ids"] = slot_ids[:rows].tolist()
     return fields
+
+
+def _all_rank_fields(spec: SpecMetadata) -> dict[str, list[int]]:
+    """What the ranks of attention data parallelism have told each other; nothing with a single one."""
+    lists = {
+        "spec_all_rank_num_tokens": spec.all_rank_num_tokens,
+        "all_rank_num_seqs": spec.all_rank_num_seqs,
+        "all_rank_num_gens": spec.all_rank_num_gens,
+        "subseq_all_rank_num_tokens": spec.subseq_all_rank_num_tokens,
+    }
+    return {name: list(counts) for name, counts in lists.items() if counts is not None}
+
+
+def collectives(dist: Distributed) -> dict[str, list[Any]]:
+    """What this rank did together with others in the step; nothing with a single one."""
+    return {"collectives": [[name, list(counts)] for name, counts in dist.calls]} if dist.enable_attention_dp else {}
 
 
 def force_accept_counter(worker: Any) -> dict[str, int | None]:

@@ -74,7 +74,7 @@ class TensorrtLlmEngine:
         if config.attention_backend not in self.backends:
             raise UsageError(f"config.attention_backend: {self._no_metadata(config.attention_backend)}")
         for variant in VARIANTS:
-            if getattr(config, variant):
+            if getattr(config, variant) != getattr(Config, variant):
                 raise UsageError(
                     f"config.{variant}: the suite does not drive upstream's classes this way; leave it out"
                 )

@@ -30,11 +30,11 @@ class DFlashWorker(SpecWorker):
         rollouts = [
             Drafts(rollout(row.text, row.end + 1, batch.draft_len, row.model_agree)) for row in batch.generations
         ]
-        drafts = None if batch.is_startup else [*(Drafts() for _ in batch.contexts), *rollouts]
+        drafts = [*(Drafts() for _ in batch.contexts), *rollouts]
         if not batch.draft_len:
-            return Drafting([], drafts, batch.kv_lens)
+            return Drafting([], drafts, batch.kv_lens, open=batch.has_dummies)
         kv_lens = [row.kv for row in batch.contexts] + [row.kv + len(row.accepted) for row in batch.generations]
-        return Drafting([self._block(batch)] if batch.generations else [], drafts, kv_lens)
+        return Drafting([self._block(batch)] if batch.generations else [], drafts, kv_lens, open=batch.has_dummies)
 
     def _block(self, batch: Batch) -> DraftCall:
         """The query of every generation behind what the step has added to its context."""
@@ -43,12 +43,12 @@ class DFlashWorker(SpecWorker):
         ends = [row.end for row in rows]
         return DraftCall(
             input_ids=[token for row in rows for token in [row.accepted[-1], *[MASK_TOKEN] * (width - 1)]],
-            position_ids=None if batch.is_startup else [x for end in ends for x in range(end, end + width)],
+            position_ids=None if batch.has_dummies else [x for end in ends for x in range(end, end + width)],
             seq_lens=[row.query for row in batch.contexts] + [1 + batch.max_draft_len] * len(rows),
             counted=batch.seq_lens,
             kv_lens=[row.kv for row in batch.contexts] + [row.kv + 1 for row in rows],
             num_contexts=batch.num_contexts,
-            num_ctx_per_req=None if batch.is_startup else ends,
+            num_ctx_per_req=None if batch.has_dummies else ends,
             updated=True,
         )
 
@@ -58,7 +58,7 @@ class DFlashWorker(SpecWorker):
 
     def own_state(self, batch: Batch, *, after: bool) -> Fields:
         """Columns of each generation: its cached tokens, however many of them a step has added."""
-        if batch.is_startup:
+        if batch.has_dummies:
             return {}
         return {"ctx_len": [row.end if after else row.past for row in batch.generations]}
 

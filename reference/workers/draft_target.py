@@ -1,7 +1,6 @@
 """DraftTarget in one model: linear drafting by a separate draft model, from tokens alone."""
 
 from reference.batch import Batch
-from reference.workers.interface import Fields
 from reference.workers.linear import LinearWorker
 
 
@@ -11,10 +10,11 @@ class DraftTargetOneModelWorker(LinearWorker):
     name = "DraftTargetOneModelWorker"
     saves_kv_lens = True
     feeds_hidden_states = False
+    shares_experts = True
 
-    def spec_metadata(self, batch: Batch) -> Fields:
-        """Of a generation the drafts to verify are not counted."""
-        return {"spec_num_tokens": sum(batch.seq_lens) - batch.draft_len * len(batch.generations)}
+    def announced(self, batch: Batch) -> int:
+        """Of a generation the drafts to verify are not counted; draft calls go by what the attention metadata shows."""
+        return batch.width + 1 - batch.draft_len
 
 
 WORKER = DraftTargetOneModelWorker()

@@ -10,12 +10,15 @@ class Eagle3OneModelWorker(LinearWorker):
 
     name = "Eagle3OneModelWorker"
     feeds_hidden_states = True
+    tells_sequences = True
+
+    def announced(self, batch: Batch) -> int:
+        """Upstream takes off the longest draft, not the step's, so the count may be negative; no experts go by it."""
+        return batch.width + 1 - batch.max_draft_len
 
     def spec_metadata(self, batch: Batch) -> Fields:
-        """All tokens are captured; of a generation those beyond the longest draft are not counted, whatever K is."""
-        fed = sum(batch.seq_lens)
-        left = fed - batch.max_draft_len * len(batch.generations)
-        return {"spec_num_tokens": left, "num_capture_tokens": fed}
+        """All tokens are captured."""
+        return super().spec_metadata(batch) | {"num_capture_tokens": sum(batch.seq_lens)}
 
 
 WORKER = Eagle3OneModelWorker()

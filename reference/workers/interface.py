@@ -23,7 +23,9 @@ class DraftCall:
     counted                                 lengths that its counters still follow, None for ``seq_lens``
     num_ctx_per_req                         columns per generation of a context of its own, None without one
     updated                                 whether ``update_for_spec_dec`` has run before it
-    takes_rank_counts                       whether it is given the token counts of the ranks
+    rank_counts                             token counts of the ranks that it goes by, None without other ranks
+    takes_rank_counts                       whether it is given them as an argument
+    shows_rank_counts                       whether the worker writes them into the attention metadata
     paths                                   of a tree: per row that its mask speaks of, which tokens each one sees
 
     What depends on what is kept for a dummy is None.
@@ -39,7 +41,9 @@ class DraftCall:
     updated: bool = False
     use_spec_decoding: bool = True
     hidden_states: list[int] | None = None
+    rank_counts: list[int] | None = None
     takes_rank_counts: bool = False
+    shows_rank_counts: bool = False
     paths: list[list[list[int]]] = field(default_factory=list)
 
 
@@ -48,14 +52,15 @@ class Drafting:
     """What a worker does with a batch whose drafts are verified.
 
     calls    its calls of the draft model
-    drafts   per row what it drafts for its next step, nothing where the worker drafts nothing; None for a batch of
-             dummies where that depends on what is kept for a request
+    drafts   per row what it drafts for its next step, nothing where the worker drafts nothing
     kv_lens  ``kv_lens_cuda`` after it, unless it was among the saved fields
+    open     whether drafts of dummies depend on what is kept for a request, so that they are not specified
     """
 
     calls: list[DraftCall]
-    drafts: list[Drafts] | None
+    drafts: list[Drafts]
     kv_lens: list[int]
+    open: bool = False
 
 
 class SpecWorker(ABC):
@@ -63,11 +68,15 @@ class SpecWorker(ABC):
 
     saves_kv_lens     in graph warm-up it saves ``kv_lens_cuda`` too, and so leaves it alone
     returns_kv_lens   it puts ``kv_lens_cuda`` back itself, whether its forward succeeds or fails
+    tells_sequences   its metadata has the counts of later draft calls (upstream: ``subseq_all_rank_num_tokens``)
+    shares_experts    its draft model has experts that all ranks share
     """
 
     name: ClassVar[str]
     saves_kv_lens: ClassVar[bool] = False
     returns_kv_lens: ClassVar[bool] = False
+    tells_sequences: ClassVar[bool] = False
+    shares_experts: ClassVar[bool] = False
 
     def saved_fields(self, phase: str) -> list[str]:
         """Names given to ``prepare_for_spec_dec`` in a forward of this phase."""
@@ -78,9 +87,14 @@ class SpecWorker(ABC):
     def draft(self, batch: Batch) -> Drafting:
         """Draft for every row of ``batch``; with draft length 0 only ingest its tokens."""
 
+    def announced(self, batch: Batch) -> int:
+        """Tokens per generation that its metadata counts (upstream: ``num_tokens`` after ``prepare``)."""
+        return batch.width + 1
+
     def spec_metadata(self, batch: Batch) -> Fields:
         """Counts that ``SpecMetadata.prepare`` leaves, from the tokens that the target is fed."""
-        return {"spec_num_tokens": sum(batch.seq_lens)}
+        contexts = sum(row.query for row in batch.contexts)
+        return {"spec_num_tokens": contexts + self.announced(batch) * len(batch.generations)}
 
     def own_state(self, batch: Batch, *, after: bool) -> Fields:
         """Fields of what it keeps from step to step, before a forward or ``after`` it."""

@@ -18,6 +18,7 @@ class LinearWorker(SpecWorker):
     """
 
     feeds_hidden_states: ClassVar[bool]
+    """Whether its draft model is fed hidden states. It is then told the ranks' counts; else the metadata shows them."""
 
     def draft(self, batch: Batch) -> Drafting:
         """K calls; one without drafts for K = 0 (PR #16888 tells of what happens to drafters that skip it)."""
@@ -35,7 +36,9 @@ class LinearWorker(SpecWorker):
             kv_lens=batch.kv_lens,
             num_contexts=batch.num_contexts,
             hidden_states=[h for row in batch.rows for h in row.hidden] if self.feeds_hidden_states else None,
+            rank_counts=batch.tokens_of_ranks(self.announced(batch) if self.feeds_hidden_states else batch.width + 1),
             takes_rank_counts=self.feeds_hidden_states,
+            shows_rank_counts=not self.feeds_hidden_states,
         )
 
     def _extend(self, batch: Batch, chains: list[Chain], i: int) -> DraftCall:
@@ -48,7 +51,9 @@ class LinearWorker(SpecWorker):
             updated=True,
             use_spec_decoding=False,
             hidden_states=[made.hidden[i - 1] for made in chains] if self.feeds_hidden_states else None,
+            rank_counts=batch.rows_of_ranks(),
             takes_rank_counts=self.feeds_hidden_states,
+            shows_rank_counts=not self.feeds_hidden_states,
         )
 
     def draft_slots(self, history: History) -> list[int]:

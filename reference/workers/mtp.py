@@ -9,7 +9,7 @@ from typing import Any
 from reference.batch import Batch, Row
 from reference.drafter import Chain, chain
 from reference.history import Drafts, History
-from reference.workers.interface import DraftCall, Drafting, Fields, SpecWorker
+from reference.workers.interface import DraftCall, Drafting, SpecWorker
 from scenarios.tracer import EMPTY, entry
 
 
@@ -36,25 +36,26 @@ class MTPWorker(SpecWorker):
         ]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],
-            drafts=None if batch.is_startup else [Drafts(made.drafts) for made in chains],
+            drafts=[Drafts(made.drafts) for made in chains],
             kv_lens=[length(row, batch.draft_len) for row in batch.rows],
+            open=batch.has_dummies,
         )
 
     def _look(self, batch: Batch, chains: list[Chain], i: int) -> DraftCall:
         spans = [span(row, batch.draft_len) for row in batch.rows]
         fed = [given(*row, i) for row in zip(batch.rows, chains, spans, strict=True)]
         return DraftCall(
-            input_ids=None if batch.is_startup else [token for tokens, _ in fed for token in tokens],
+            input_ids=None if batch.has_dummies else [token for tokens, _ in fed for token in tokens],
             position_ids=[position for positions in spans for position in positions],
             seq_lens=[len(positions) for positions in spans],
             kv_lens=[length(row, batch.draft_len) for row in batch.rows],
             num_contexts=batch.num_contexts,
-            hidden_states=None if batch.is_startup else [state for _, hidden in fed for state in hidden],
+            hidden_states=None if batch.has_dummies else [state for _, hidden in fed for state in hidden],
         )
 
-    def spec_metadata(self, batch: Batch) -> Fields:
+    def announced(self, batch: Batch) -> int:
         """One token of each generation is not counted: its layers feed the last K."""
-        return {"spec_num_tokens": sum(batch.seq_lens) - len(batch.generations)}
+        return batch.draft_len
 
     def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:
         """A cache per layer, and the last Kmax cached tokens with the target's hidden states."""

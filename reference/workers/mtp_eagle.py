@@ -10,6 +10,8 @@ class MTPEagleWorker(LinearWorker):
 
     name = "MTPEagleWorker"
     feeds_hidden_states = True
+    tells_sequences = True
+    shares_experts = True
 
     def spec_metadata(self, batch: Batch) -> Fields:
         """Its metadata class is Eagle3's, but counts each token."""

@@ -1,7 +1,9 @@
 """MTP-Eagle with a dynamic tree of drafts."""
 
+from dataclasses import replace
+
 from reference.batch import Batch
-from reference.workers.interface import Fields
+from reference.workers.interface import DraftCall, Fields
 from reference.workers.tree import TreeWorker
 
 
@@ -10,6 +12,11 @@ class MTPEagleDynamicTreeWorker(TreeWorker):
 
     name = "MTPEagleDynamicTreeWorker"
     returns_kv_lens = True
+
+    def counted(self, call: DraftCall, batch: Batch, layer: int) -> DraftCall:
+        """The announced counts, then the nodes that a layer feeds for each sequence; also as an argument."""
+        counts = batch.rows_of_ranks(layer * batch.topk) if layer else batch.tokens_of_ranks(self.announced(batch))
+        return replace(call, rank_counts=counts, shows_rank_counts=True, takes_rank_counts=True)
 
     def spec_metadata(self, batch: Batch) -> Fields:
         """Its metadata class is Eagle3's, but counts each token."""

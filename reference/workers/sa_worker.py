@@ -25,8 +25,8 @@ class SAWorker(SpecWorker):
 
     def draft(self, batch: Batch) -> Drafting:
         """How the texts go on; that of a dummy is whatever its slot holds."""
-        drafts = None if batch.is_startup else [Drafts(continuation(row, batch.draft_len)) for row in batch.rows]
-        return Drafting([], drafts, batch.kv_lens)
+        drafts = [Drafts(continuation(row, batch.draft_len)) for row in batch.rows]
+        return Drafting([], drafts, batch.kv_lens, open=batch.has_dummies)
 
     def kept(self, histories: Mapping[int, History]) -> dict[str, Any]:
         """The texts, beside caches that nobody writes to."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from reference.batch import Batch, Row
 from reference.drafter import shifted_slots
 from reference.history import Drafts, History
@@ -19,6 +21,8 @@ class TreeWorker(SpecWorker):
     nothing of them stays in the cache. Drafts of contexts are thrown away, so their first generation has no tree.
     """
 
+    tells_sequences = True
+
     def draft(self, batch: Batch) -> Drafting:
         """K calls."""
         trees = [grow(row.text, row.end + 1, batch.draft_len, batch.topk, row.agree, batch.width) for row in batch.rows]
@@ -27,11 +31,16 @@ class TreeWorker(SpecWorker):
             for row, tree in zip(batch.rows, trees, strict=True)
         ]  # fmt: skip
         kv_lens = [row.end + batch.draft_len * batch.topk for row in batch.rows]
+        calls = [_ingest(batch), *(_extend(batch, trees, layer) for layer in range(1, batch.draft_len))]
         return Drafting(
-            calls=[_ingest(batch), *(_extend(batch, trees, layer) for layer in range(1, batch.draft_len))],
+            calls=[self.counted(call, batch, layer) for layer, call in enumerate(calls)],
             drafts=drafts,
             kv_lens=batch.kv_lens if self.returns_kv_lens else kv_lens,
         )
+
+    @abstractmethod
+    def counted(self, call: DraftCall, batch: Batch, layer: int) -> DraftCall:
+        """A call with the token counts of the ranks that it goes by, which the worker writes into the metadata."""
 
     def draft_slots(self, history: History) -> list[int]:
         """Each cached position with the token of the next one."""
@@ -50,7 +59,6 @@ def _ingest(batch: Batch) -> DraftCall:
         num_contexts=batch.num_contexts,
         use_spec_decoding=bool(batch.generations),
         hidden_states=[digest for _, hidden, _ in fed for digest in hidden],
-        takes_rank_counts=True,
         paths=[paths(range(ROOT, width - 1)) for _ in batch.generations],
     )
 
@@ -76,7 +84,6 @@ def _extend(batch: Batch, trees: list[Growth], layer: int) -> DraftCall:
         num_contexts=0,
         updated=True,
         hidden_states=[tree.reading(tree.made[node].parent).digest for _, tree, nodes in fed for node in nodes],
-        takes_rank_counts=True,
         paths=seen,
     )
 

@@ -5,9 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Scenario, Step, check
+from scenarios import (
+    WORKERS,
+    Config,
+    Context,
+    Fault,
+    FaultKind,
+    Generation,
+    Peer,
+    Phase,
+    Request,
+    Scenario,
+    Step,
+    check,
+)
 
 EAGLE, PARD, DRAFT_TARGET = "Eagle3OneModelWorker", "PARDWorker", "DraftTargetOneModelWorker"
+MTP_EAGLE = "MTPEagleWorker"
 MTP, SA, DFLASH = "MTPWorker", "SAWorker", "DFlashWorker"
 EAGLE_TREE, MTP_TREE = "Eagle3OneModelDynamicTreeWorker", "MTPEagleDynamicTreeWorker"
 
@@ -237,6 +251,46 @@ def failing(worker: str) -> Scenario:
                 ),
                 Step(draft_len=3, contexts=(Context(request=2, chunk=4, agree=_agree(worker, 3)),)),
                 Step(draft_len=3, generations=(Generation(request=2),)),
+            ),
+        )
+    )
+
+
+def ranked(worker: str) -> Scenario:
+    """Rank 1 of three, beside long contexts and idle ranks: a graph, a prompt each, a replay with a dummy, no work.
+
+    A context of 20 tokens takes the experts two rounds.
+    """
+    config = replace(_config(worker), attention_dp_size=3, attention_dp_rank=1)
+    idle = Generation(request=None, past=config.least_history)
+    generations = (Generation(request=0, agree=2), Generation(request=1))
+    return check(
+        Scenario(
+            config=config,
+            requests=(Request(id=0, prompt_len=5), Request(id=1, prompt_len=4)),
+            steps=(
+                Step(phase=Phase.CAPTURE, draft_len=3, generations=(_dummy(worker, 3, 2),) * 3),
+                Step(
+                    draft_len=3,
+                    contexts=(
+                        Context(request=0, chunk=5, agree=_agree(worker, 3)),
+                        Context(request=1, chunk=4, agree=_agree(worker, 1)),
+                    ),
+                    peers=(Peer(generations=2), Peer(contexts=(20,), generations=3)),
+                ),
+                Step(draft_len=3, generations=generations, peers=(Peer(), Peer(contexts=(4, 3)))),
+                Step(
+                    phase=Phase.REPLAY,
+                    draft_len=3,
+                    generations=(*generations, idle),
+                    peers=(Peer(generations=3), Peer(generations=1)),
+                ),
+                Step(draft_len=3, generations=(idle,), peers=(Peer(generations=1), Peer())),
+                Step(
+                    draft_len=3,
+                    generations=(Generation(request=1), Generation(request=0)),
+                    peers=(Peer(contexts=(3,)), Peer(generations=6)),
+                ),
             ),
         )
     )

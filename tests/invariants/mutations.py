@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scenarios import Trace
-from tests.invariants import enhancer_mutations, sparse_mutations
+from tests.invariants import enhancer_mutations, rank_mutations, sparse_mutations
 from tests.invariants.cases import (
     DFLASH,
     DRAFT_TARGET,
@@ -407,6 +407,7 @@ MUTATIONS = [
     *_KV_LENS,
     *_ROWS,
     *sparse_mutations.MUTATIONS,
+    *rank_mutations.MUTATIONS,
     *_DRAFT_CONTEXT,
     *enhancer_mutations.MUTATIONS,
     *_TREES,

@@ -17,6 +17,7 @@ from tests.invariants.cases import (
     EAGLE,
     EAGLE_TREE,
     MTP,
+    MTP_EAGLE,
     MTP_TREE,
     PARD,
     SA,
@@ -24,6 +25,7 @@ from tests.invariants.cases import (
     failing,
     forced,
     guided,
+    ranked,
     relaxed,
     separate,
     served,
@@ -41,13 +43,15 @@ MOVING = {"kv_cache_manager": "V2", "host_offload": True}
 SPARSE.append(sparse(served(EAGLE), 12))
 ENHANCED = [enhanced(made) for made in (served(MTP), served(PARD), served(EAGLE), started_up(EAGLE), failing(EAGLE))]
 FORCED = [forced(EAGLE)]
+RANKED = [ranked(worker) for worker in WORKERS]
 JUDGED = [guided(worker) for worker in (EAGLE, PARD, MTP, SA)] + [relaxed(worker) for worker in (EAGLE, MTP)]
 APART = [separate(served(EAGLE), **MOVING), separate(failing(EAGLE)), separate(SPARSE[0]), separate(started_up(PARD))]
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
-CASES += [*FORCED, *JUDGED, *APART, *ENHANCED]
+CASES += [*FORCED, *JUDGED, *APART, *ENHANCED, *RANKED]
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
 FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE), *APART[:3], *ENHANCED[2:]]
+FEW.append(ranked(MTP_EAGLE))
 ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS, *JUDGED_MUTATIONS]
 
 

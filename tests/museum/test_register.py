@@ -16,7 +16,7 @@ from tests.museum.scenario_of import SCENARIOS
 
 MUSEUM = {
     "TRT": "01-04 06 07 09 10 12 13 16 17 19-21 23-27 29 30 32-37 39-43 45-47 49-52 54 56-58 60 62-66 68-71 73 75 77 78"
-    " 80-83 85 87 88 90 91 93-95 97-102 110 130 131",
+    " 80-83 85 87 88 90 91 93-95 97-102 110 120 121 130 131",
     "VLL": "02-08 10-15 18-23",
     "SGL": "01 03 04 06-08 10-12",
 }
@@ -83,8 +83,8 @@ def test_an_id_is_taken_once() -> None:
 
 
 def test_an_unknown_defect_is_refused_with_the_closest() -> None:
-    with pytest.raises(UsageError, match=r"^bug: none is called 'TRT-3/MTPEagleWorker'; did you mean 'TRT-03/"):
-        find("TRT-3/MTPEagleWorker")
+    with pytest.raises(UsageError, match=r"^bug: none is called 'TRT-2/DSparkWorker'; did you mean 'TRT-02/"):
+        find("TRT-2/DSparkWorker")
     with seeded(None) as nothing:
         assert nothing is None
 

@@ -15,7 +15,6 @@ from reference.indexer_cache import IndexerPages
 from reference.indexer_prefill import Chunk, longest_chunk, new_keys, prefill_chunks, windows
 from reference.indexer_schedule import split
 from reference.overlap import OverlappedRow
-from reference.rank_counts import num_seqs, num_tokens
 from reference.sparse_attention import derived
 from reference.spec_decoding_tables import linear_mask, seen
 from reference.workers import DraftCall
@@ -205,13 +204,6 @@ def test_12_dummy_of_a_graph() -> None:
     assert prepared["prompt_lens_cpu"] == [example.prompt_len]
     assert prepared["kv_lens_cuda"] == [example.kv]
     assert prepared["kv_lens"] == [example.kv + example.extra] == [example.granted]
-
-
-def test_13_ranks() -> None:
-    example = examples.RANKS
-    ranks = [[*prompts, *[1 + example.draft_len] * generations] for prompts, generations in example.ranks]
-    assert num_tokens(ranks) == example.all_rank_num_tokens
-    assert num_seqs(ranks) == example.all_rank_num_seqs == example.subseq_all_rank_num_tokens
 
 
 @pytest.mark.parametrize("example", examples.CHUNK_PLANS)

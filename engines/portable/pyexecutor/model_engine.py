@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engines.portable._utils import host_tensor
 from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.distributed import Distributed
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner, GraphKey
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
@@ -46,8 +47,10 @@ class PyTorchModelEngine:
         max_num_tokens: int,
         device: torch.device,
         attn_metadata_class: Callable[..., Any] = TrtllmAttentionMetadata,
+        dist: Distributed | None = None,
     ) -> None:
         self.model = model
+        self.dist = dist or Distributed()
         self.spec_config = spec_config
         self.spec_metadata = spec_metadata
         self.kv_cache_manager = kv_cache_manager
@@ -130,7 +133,7 @@ class PyTorchModelEngine:
         )
         attn_metadata.kv_cache_manager = self.kv_cache_manager
         attn_metadata.prepare()
-        attn_metadata.all_rank_num_tokens = None
+        attn_metadata.all_rank_num_tokens = self._gather_num_tokens(attn_metadata, spec_metadata)
 
         spec_metadata.draft_tokens = self._upload(rows.draft_tokens, self.draft_tokens_cuda)
         spec_metadata.gather_ids = self._upload(rows.gather_ids, self.gather_ids_cuda)
@@ -142,6 +145,7 @@ class PyTorchModelEngine:
         spec_metadata.runtime_tokens_per_gen_step = self.spec_metadata.runtime_tokens_per_gen_step
         spec_metadata.populate_context_prompt_lookahead(contexts)
         spec_metadata.prepare()
+        self._gather_spec_counts(attn_metadata, spec_metadata)
 
         position_ids = self._upload(rows.position_ids, self.position_ids_cuda)
         if self.spec_config.use_dynamic_tree:
@@ -154,6 +158,31 @@ class PyTorchModelEngine:
             "attn_metadata": attn_metadata,
             "spec_metadata": spec_metadata,
         }
+
+    def _gather_num_tokens(self, attn_metadata: Any, spec_metadata: SpecMetadata) -> list[int] | None:
+        """Tokens that each rank feeds to the target; None for a single one."""
+        if not self.dist.enable_attention_dp:
+            return None
+        width = self.spec_metadata.runtime_tokens_per_gen_step
+        others = [peer.num_tokens(width) for peer in self.dist.running]
+        return self.dist.tp_allgather("attn_metadata.all_rank_num_tokens", attn_metadata.num_tokens, others)
+
+    def _gather_spec_counts(self, attn_metadata: Any, spec_metadata: SpecMetadata) -> None:
+        """Tell the other ranks what this one drafts for, once ``prepare`` has made ``num_tokens`` what they count."""
+        if not self.dist.enable_attention_dp:
+            return
+        peers, gather = self.dist.running, self.dist.tp_allgather
+        width = spec_metadata.runtime_tokens_per_gen_step
+        num_tokens = [spec_metadata.dp_num_tokens(peer.num_tokens(width), peer.num_generations) for peer in peers]
+        spec_metadata.set_all_rank_counts(
+            gather("spec_metadata.all_rank_num_tokens", spec_metadata.num_tokens, num_tokens),
+            gather("spec_metadata.all_rank_num_seqs", attn_metadata.num_seqs, [peer.num_seqs for peer in peers]),
+            gather(
+                "spec_metadata.all_rank_num_gens",
+                spec_metadata.num_generations,
+                [peer.num_generations for peer in peers],
+            ),
+        )
 
     def _flatten(self, scheduled_requests: ScheduledRequests) -> _Rows:
         rows = _Rows([], [], [], [], [], [], [], [])

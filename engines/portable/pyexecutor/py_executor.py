@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.kv_cache_connector import KvCacheConnector
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
@@ -46,6 +47,7 @@ class PyExecutor:
         error_budget: int,
         spec_resource_manager: SpecResourceManager | None = None,
         draft_kv_cache_manager: KVCacheManager | None = None,
+        attention_dp: AttentionDPPadding | None = None,
         guided_decoder: CapturableGuidedDecoder | None = None,
     ) -> None:
         self.model_engine = model_engine
@@ -56,8 +58,17 @@ class PyExecutor:
         self.spec_resource_manager = spec_resource_manager
         self.guided_decoder = guided_decoder
         self.sampler = sampler
+        self.attention_dp = attention_dp
         self.active_requests: dict[int, LlmRequest] = {}
         self._errors_left = error_budget
+
+    def schedule(self, iteration: Iteration) -> Iteration:
+        """The iteration as it is to run: with the dummies that keep several ranks in step."""
+        if self.attention_dp is None or iteration.phase.is_startup:
+            return iteration
+        replay = iteration.phase is Phase.REPLAY
+        batch = self.attention_dp.pad(iteration.batch, iteration.draft_len, use_cuda_graph=replay)
+        return replace(iteration, batch=batch)
 
     def step(self, iteration: Iteration) -> tuple[str, Exception | None]:
         """Run one iteration.

@@ -11,7 +11,9 @@ from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACach
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttentionMetadata
+from engines.portable.distributed import Distributed, FusedMoE
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
+from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.kv_cache_manager_v2 import KVCacheManagerV2
@@ -54,6 +56,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         if sparse
         else dense(slots, device, max_shift=spec_config.num_draft_layers)
     )
+    dist = Distributed(config.attention_dp_size, config.attention_dp_rank)
     setting = Setting(
         spec_config=spec_config,
         max_num_requests=config.max_num_requests,
@@ -68,6 +71,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             second_choice=config.guided_decoding,
         ),
         device=device,
+        dist=dist,
     )
     spec_resource_manager = get_spec_resource_manager(setting)
     draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
@@ -80,6 +84,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             tracer,
             draft_model,
             worker,
+            FusedMoE(dist, "target_model.moe"),
             second_choice=config.guided_decoding or config.use_relaxed_acceptance_for_thinking,
         ),
         spec_config=spec_config,
@@ -99,6 +104,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             else TrtllmAttentionMetadata,
             draft_kv_cache_manager=draft_kv_cache_manager,
         ),
+        dist=dist,
     )
     return PyExecutor(
         model_engine,
@@ -107,6 +113,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         config.error_budget,
         spec_resource_manager,
         draft_kv_cache_manager,
+        AttentionDPPadding(config, dist),
         guided_decoder,
     )
 

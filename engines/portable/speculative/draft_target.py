@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from engines.portable._utils import is_graph_warmup
+from engines.portable.distributed import all_rank_num_tokens_kept
 from engines.portable.models import DraftTargetDraftModel
 from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.interface import SpecMetadata
@@ -20,7 +21,11 @@ class DraftTargetOneModelSpecMetadata(SpecMetadata):
     def prepare(self) -> None:
         """Fill the buffers from the fields of the step."""
         super().prepare()
-        self.num_tokens -= self.num_generations * self.runtime_draft_len
+        self.num_tokens = self.dp_num_tokens(self.num_tokens, self.num_generations)
+
+    def dp_num_tokens(self, num_tokens: int, num_generations: int) -> int:
+        """Of a rank's tokens those that it tells the other ranks of attention data parallelism: all but drafts."""
+        return num_tokens - num_generations * self.runtime_draft_len
 
 
 class DraftTargetOneModelWorker(LinearSpecWorker):
@@ -39,9 +44,18 @@ class DraftTargetOneModelWorker(LinearSpecWorker):
     def _drafter_hidden_states(self, draft_model: Any, hidden_states: Tensor, spec_metadata: SpecMetadata) -> None:
         return None
 
+    def _forward_draft_loop(
+        self, draft_model: Any, inputs: DraftInputs, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any
+    ) -> Tensor:
+        """The base's, at the end of which the counts of the ranks are the target's again (PR #16325)."""
+        with all_rank_num_tokens_kept(attn_metadata):
+            return super()._forward_draft_loop(draft_model, inputs, num_accepted, attn_metadata, spec_metadata)
+
     def _forward_draft_model(
         self, draft_model: Any, inputs: DraftInputs, attn_metadata: Any, spec_metadata: SpecMetadata, draft_step: int
     ) -> tuple[Tensor, Tensor]:
+        if draft_step and spec_metadata.all_rank_num_seqs is not None:
+            attn_metadata.all_rank_num_tokens = spec_metadata.all_rank_num_seqs
         hidden = draft_model.model(**inputs, attn_metadata=attn_metadata, spec_metadata=spec_metadata)
         return hidden, hidden
 
@@ -56,6 +70,8 @@ DRAFTERS = (
         mode=SpeculativeDecodingMode.DRAFT_TARGET_ONE_MODEL,
         worker=lambda setting: DraftTargetOneModelWorker(setting.spec_config),
         spec_metadata=lambda setting, _: DraftTargetOneModelSpecMetadata(**setting.sizes),
-        draft_model=lambda setting: DraftTargetDraftModel(setting.tracer, setting.steering, setting.head()),
+        draft_model=lambda setting: DraftTargetDraftModel(
+            setting.tracer, setting.steering, setting.head(), setting.draft_experts
+        ),
     ),
 )

@@ -6,11 +6,12 @@ A module of this package that has workers lists them in ``DRAFTERS``, a tuple of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from engines.portable.distributed import Distributed, FusedMoE
 from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, DraftModel, SteeredLogitsProcessor, Steering
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
@@ -33,6 +34,7 @@ class Setting:
     tracer: Tracer
     steering: Steering
     device: torch.device
+    dist: Distributed = field(default_factory=Distributed)
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -44,6 +46,11 @@ class Setting:
             "spec_dec_mode": config.spec_dec_mode,
             "max_total_draft_tokens": config.max_total_draft_tokens,
         }
+
+    @property
+    def draft_experts(self) -> FusedMoE:
+        """Experts of a drafter that has some."""
+        return FusedMoE(self.dist, "draft_model.moe")
 
     @property
     def capture(self) -> dict[str, Any]:

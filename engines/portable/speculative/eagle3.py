@@ -72,20 +72,20 @@ class Eagle3OneModelSpecMetadata(CapturingSpecMetadata):
     def prepare(self) -> None:
         """Fill the buffers from the fields of the step."""
         super().prepare()
-        self.num_tokens = self.dp_num_tokens()
+        self.num_tokens = self.dp_num_tokens(self.num_tokens, self.num_generations)
         if isinstance(self.spec_resource_manager, Eagle3ResourceManager):
             assert self.request_ids is not None
             slots = self.spec_resource_manager.slot_manager.get_slots(self.request_ids)
             self.slot_ids[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
 
-    def dp_num_tokens(self) -> int:
+    def dp_num_tokens(self, num_tokens: int, num_generations: int) -> int:
         """Tokens that the ranks of attention data parallelism count: Eagle3 leaves the drafts out, at most Kmax each.
 
         With fewer drafts than Kmax it counts too few, and so upstream.
         """
         if self.spec_dec_mode.is_mtp_eagle_one_model():
-            return self.num_tokens
-        return self.num_tokens - self.num_generations * self.max_total_draft_tokens
+            return num_tokens
+        return num_tokens - num_generations * self.max_total_draft_tokens
 
 
 class Eagle3OneModelWorker(RelaxedAcceptanceWorker, LinearSpecWorker):

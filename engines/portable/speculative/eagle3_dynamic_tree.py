@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.portable.attention.backends.trtllm import TARGET_LAYER
+from engines.portable.distributed import all_rank_num_tokens_kept
 from engines.portable.models import Eagle3DraftModel, SteeredTreeLogitsProcessor
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.dynamic_tree_ops import (
@@ -211,7 +212,16 @@ class Eagle3OneModelDynamicTreeWorker(Eagle3OneModelWorker):
         self, draft_model: Any, inputs: DraftInputs, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any
     ) -> Tensor:
         """Grow a tree per row, keep those of the generations for the next step: drafts, int32 [n, T]."""
-        batch_size, num_contexts = attn_metadata.num_seqs, attn_metadata.num_contexts
+        num_contexts = attn_metadata.num_contexts
+        with all_rank_num_tokens_kept(attn_metadata):
+            nodes = self._grow_trees(draft_model, inputs, num_accepted, attn_metadata, spec_metadata)
+        return self._resample_final_tokens(nodes, num_contexts, spec_metadata)
+
+    def _grow_trees(
+        self, draft_model: Any, inputs: DraftInputs, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any
+    ) -> DraftNodes:
+        """All layers of the trees, and the metadata as the last one leaves it."""
+        batch_size = attn_metadata.num_seqs
         self._lay_out_accepted_paths(attn_metadata)
         gather_ids = self._first_gather_ids(num_accepted, attn_metadata, spec_metadata)
         nodes = DraftNodes(
@@ -231,7 +241,15 @@ class Eagle3OneModelDynamicTreeWorker(Eagle3OneModelWorker):
                 self._forget_placeholders(attn_metadata, num_accepted)
             self._lay_out_nodes(attn_metadata, nodes)
             inputs, gather_ids = nodes.inputs(), nodes.last_rows()
-        return self._resample_final_tokens(nodes, num_contexts, spec_metadata)
+        return nodes
+
+    def _forward_draft_model(
+        self, draft_model: Any, inputs: DraftInputs, attn_metadata: Any, spec_metadata: Any, draft_step: int
+    ) -> tuple[Tensor, Tensor]:
+        if draft_step and attn_metadata.all_rank_num_tokens is not None:
+            attn_metadata.all_rank_num_tokens = spec_metadata.all_rank_num_seqs
+        hidden, hidden_to_save = draft_model.model(**inputs, attn_metadata=attn_metadata, spec_metadata=spec_metadata)
+        return hidden, hidden_to_save
 
     def _first_gather_ids(self, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
         """The row of each sequence that its drafts follow: the last, or that of the last accepted token."""

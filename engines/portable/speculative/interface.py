@@ -110,9 +110,12 @@ class SpecMetadata:
         (PR #18295)
     batch_indices_cuda               int32 [max_num_requests], device: 0, 1, 2, ...
     num_tokens, seq_lens, request_ids, num_generations   host; ``prepare`` takes from ``num_tokens`` what the draft
-        model is not fed, for the counts that the ranks of attention data parallelism tell each other
+        model is not fed, see ``dp_num_tokens``
     max_total_draft_tokens           draft slots of a generation at most
     runtime_draft_len, runtime_tokens_per_gen_step       K of the step, and rows per generation
+    all_rank_num_tokens, all_rank_num_seqs, all_rank_num_gens  lists, host: ``num_tokens``, sequences and generations of
+        each rank; None without attention data parallelism
+    subseq_all_rank_num_tokens       the same for draft forwards after the first, where drafts are made one by one
     sa_manager                       suffix automata of the requests; None without
     """
 
@@ -131,6 +134,8 @@ class SpecMetadata:
     runtime_draft_len: int = field(default=0, init=False)
     runtime_tokens_per_gen_step: int = field(default=1, init=False)
     all_rank_num_tokens: list[int] | None = field(default=None, init=False)
+    all_rank_num_seqs: list[int] | None = field(default=None, init=False)
+    all_rank_num_gens: list[int] | None = field(default=None, init=False)
     subseq_all_rank_num_tokens: list[int] | None = field(default=None, init=False)
     sa_manager: SuffixAutomatonManager | None = None
 
@@ -154,6 +159,18 @@ class SpecMetadata:
         """The row from which on texts are extended on the device: the first generation."""
         assert self.request_ids is not None
         return len(self.request_ids) - self.num_generations
+
+    def dp_num_tokens(self, num_tokens: int, num_generations: int) -> int:
+        """Of a rank's tokens those that it tells the other ranks of attention data parallelism; here all."""
+        return num_tokens
+
+    def set_all_rank_counts(self, num_tokens: list[int], num_seqs: list[int], num_gens: list[int]) -> None:
+        """Take over what the ranks told each other, one entry per rank.
+
+        From the second draft forward on a sequence has one token, where drafts are made one by one.
+        """
+        self.all_rank_num_tokens, self.all_rank_num_seqs, self.all_rank_num_gens = num_tokens, num_seqs, num_gens
+        self.subseq_all_rank_num_tokens = num_seqs
 
     def populate_context_prompt_lookahead(self, context_requests: Sequence[LlmRequest]) -> None:
         """Upload the prompt token that follows each context's chunk."""

@@ -55,10 +55,16 @@ class MTPSpecMetadata(SpecMetadata):
         """Fill the buffers from the fields of the step."""
         super().prepare()
         assert self.request_ids is not None
-        # A generation feeds each layer one row less than the target.
-        self.num_tokens -= self.num_generations
+        self.num_tokens = self.dp_num_tokens(self.num_tokens, self.num_generations)
         slots = self.mtp_hidden_states_manager.slot_manager.get_slots(self.request_ids)
         self.slot_ids[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
+
+    def dp_num_tokens(self, num_tokens: int, num_generations: int) -> int:
+        """Of a rank's tokens those that it tells the other ranks of attention data parallelism: what a layer is fed.
+
+        That is one row per generation less than the target is.
+        """
+        return num_tokens - num_generations
 
 
 class MTPWorker(RelaxedAcceptanceWorker):
@@ -235,7 +241,9 @@ DRAFTERS = (
         spec_metadata=lambda setting, manager: Eagle3OneModelSpecMetadata(
             **setting.sizes, hidden_size=HIDDEN_SIZE, spec_resource_manager=manager
         ),
-        draft_model=lambda setting: MTPEagleDraftModel(setting.tracer, setting.steering, setting.head()),
+        draft_model=lambda setting: MTPEagleDraftModel(
+            setting.tracer, setting.steering, setting.head(), setting.draft_experts
+        ),
         resource_manager=mtp_eagle_resource_manager,
     ),
     Drafter(

@@ -11,6 +11,7 @@ from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata
 from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker, tree_manager
 from engines.portable.speculative.interface import DecodingConfig
+from engines.portable.speculative.linear import DraftInputs
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 
 
@@ -32,6 +33,24 @@ class MTPEagleDynamicTreeWorker(Eagle3OneModelDynamicTreeWorker):
     def _restore_attn_metadata_from_spec_dec(self, attn_metadata: Any) -> None:
         attn_metadata.kv_lens_cuda[: attn_metadata.num_seqs].copy_(self._saved_kv_lens_cuda)
         super()._restore_attn_metadata_from_spec_dec(attn_metadata)
+
+    def _forward_draft_model(
+        self, draft_model: Any, inputs: DraftInputs, attn_metadata: Any, spec_metadata: Any, draft_step: int
+    ) -> tuple[Tensor, Tensor]:
+        # A layer feeds all nodes so far of each sequence.
+        counts, num_seqs = spec_metadata.all_rank_num_tokens, spec_metadata.all_rank_num_seqs
+        if draft_step and num_seqs is not None:
+            counts = [count * draft_step * self.dynamic_tree_max_topK for count in num_seqs]
+        if counts is not None:
+            attn_metadata.all_rank_num_tokens = counts
+        hidden = draft_model.mtp_layers[0](
+            embed_tokens=draft_model.embed_tokens,
+            all_rank_num_tokens=counts,
+            attn_metadata=attn_metadata,
+            spec_metadata=spec_metadata,
+            **inputs,
+        )
+        return hidden, hidden
 
 
 DRAFTERS = (

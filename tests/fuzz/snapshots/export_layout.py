@@ -1,7 +1,7 @@
 """MTPEagleWorker violates restored-layout.
 
 Exported by specfuzz from finding d3d3872d, found on engine tensorrt_llm. Known bugs with this
-symptom: TRT-01 (PR #16382), TRT-03 (PR #17381), TRT-06 (PR #7100).
+symptom: TRT-01 (PR #16382), TRT-03 (PR #17381), TRT-06 (PR #7100), TRT-120 (PR #16325).
 
     steps[0] restored: num_contexts is 0 and should be 1
 
