@@ -12,6 +12,7 @@ torch function modes, and so fault sites, do not see its calls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -24,6 +25,7 @@ from scenarios import tracer
 from scenarios.tracer import (
     EMPTY,
     MASK_TOKEN,
+    NEAR_GAP,
     POSITION_FACTOR,
     POSITION_OFFSET,
     PRIME,
@@ -41,6 +43,9 @@ term = cast(Callable[[Tensor, Tensor], Tensor], tracer.term)
 
 _ONE_POSITION: Final = VOCAB_SIZE
 """By how much an entry grows when its position grows by one."""
+_FIRST: Final = 20.0
+"""Logit of a first choice, beside which one of 0 counts for nothing."""
+_SECOND_BELOW: Final = math.log((1 - NEAR_GAP) / (1 + NEAR_GAP))
 
 
 def _unseen(function: Callable[P, T]) -> Callable[P, T]:
@@ -56,6 +61,9 @@ def _unseen(function: Callable[P, T]) -> Callable[P, T]:
 
 choose = _unseen(cast(Callable[[Tensor], Tensor], tracer.choose))
 disagree = _unseen(cast(Callable[[Tensor], Tensor], tracer.disagree))
+near = _unseen(cast(Callable[[Tensor], Tensor], tracer.near))
+grammar_state = _unseen(cast(Callable[[Tensor, Tensor], Tensor], tracer.grammar_state))
+grammar_allows = _unseen(cast(Callable[[Tensor, Tensor], Tensor], tracer.grammar_allows))
 _alternative = cast(Callable[[Tensor, Tensor], Tensor], tracer.alternative)
 
 
@@ -452,6 +460,17 @@ def one_hot(tokens: Tensor) -> Tensor:
     """Logits that choose ``tokens`` (int64 [rows]) beyond doubt: float32 [rows, VOCAB_SIZE]."""
     logits: Any = torch.zeros(tokens.shape[0], VOCAB_SIZE, device=tokens.device)
     return cast(Tensor, logits.scatter_(1, tokens.unsqueeze(1), 1.0))
+
+
+@_unseen
+def two_choices(tokens: Tensor) -> Tensor:
+    """Logits that choose ``tokens`` (int64 [rows]) first and ``near(tokens)`` second: float32 [rows, VOCAB_SIZE].
+
+    The second one's probability is ``NEAR_GAP`` below the first one's; all others have none to speak of.
+    """
+    logits: Any = torch.zeros(tokens.shape[0], VOCAB_SIZE, device=tokens.device)
+    logits.scatter_(1, near(tokens).unsqueeze(1), _FIRST + _SECOND_BELOW)
+    return cast(Tensor, logits.scatter_(1, tokens.unsqueeze(1), _FIRST))
 
 
 @_unseen

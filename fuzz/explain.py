@@ -62,7 +62,7 @@ def scenario_lines(scenario: Scenario, failing: int | None = None) -> Iterator[L
     """A scenario on at most a screen; the steps around the failing one are kept."""
     yield Line(f"scenario: {_config(scenario.config)}")
     if scenario.requests:
-        prompts = ", ".join(f"{r.id} ({r.prompt_len})" for r in scenario.requests)
+        prompts = ", ".join(f"{r.id} ({r.prompt_len}{', thinks' if r.thinking else ''})" for r in scenario.requests)
         yield Line(f"  requests (prompt tokens): {prompts}")
     last = len(scenario.steps) if failing is None else failing + 1
     first = max(0, last - SCREEN)
@@ -100,17 +100,18 @@ def _peer(peer: Peer) -> str:
 
 def _context(row: Context) -> str:
     who = "dummy" if row.request is None else str(row.request)
-    return f"context {who} ({row.chunk} tokens{_agrees(row.agree)})"
+    return f"context {who} ({row.chunk} tokens{_agrees(row)})"
 
 
 def _generation(row: Generation) -> str:
     if row.request is None:
         return f"generation dummy ({row.past} cached, accepts {row.accept})"
-    return f"generation {row.request}" + (f" ({_agrees(row.agree)[2:]})" if row.agree else "")
+    return f"generation {row.request}" + (f" ({_agrees(row)[2:]})" if row.agree or row.near else "")
 
 
-def _agrees(agree: int) -> str:
-    return f", drafts agree {agree}" if agree else ""
+def _agrees(row: Context | Generation) -> str:
+    agrees = f", drafts agree {row.agree}" if row.agree else ""
+    return agrees + (f", come close {row.near}" if row.near else "")
 
 
 def _timeline(violation: Violation, verdict: Verdict) -> Iterator[Line]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from scenarios import (
     Config,
@@ -17,7 +17,6 @@ from scenarios import (
     Generation,
     Peer,
     Phase,
-    Request,
     Scenario,
     ScenarioError,
     Schedule,
@@ -28,6 +27,7 @@ from scenarios import (
 from scenarios.schedule import walk
 from scenarios.trees import most_nodes
 
+Row = TypeVar("Row", Context, Generation)
 Edit = Callable[[Scenario], Iterator[Scenario]]
 """Variants of a scenario, each of them with less to read in one place; they need not be valid."""
 
@@ -65,7 +65,9 @@ def shrink(
 def repair(scenario: Scenario) -> Scenario | None:
     """The scenario without what can not happen in it; None if nothing is left of it."""
     try:
-        schedule = Schedule(scenario.config, scenario.requests)
+        may_think = scenario.config.use_relaxed_acceptance_for_thinking
+        requests = tuple(replace(request, thinking=request.thinking and may_think) for request in scenario.requests)
+        schedule = Schedule(scenario.config, requests)
         steps = []
         for step in scenario.steps:
             possible = None if schedule.over else _possible(step, schedule)
@@ -73,7 +75,7 @@ def repair(scenario: Scenario) -> Scenario | None:
                 schedule.advance(possible)
                 steps.append(possible)
         used = {row.request for step in steps for row in step.rows}
-        requests = tuple(request for request in scenario.requests if request.id in used)
+        requests = tuple(request for request in requests if request.id in used)
         return check(replace(scenario, requests=requests, steps=tuple(steps)))
     except ScenarioError:
         return None
@@ -84,10 +86,10 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
     config, traits = schedule.config, schedule.config.traits
     k = max(config.min_draft_len, min(step.draft_len, config.max_draft_len))
     most = k if traits.drafts_for_contexts else 0
-    contexts = [replace(c, chunk=_chunk(c, schedule), agree=min(c.agree, most)) for c in step.contexts]
+    contexts = [_steered(replace(c, chunk=_chunk(c, schedule)), config, most) for c in step.contexts]
     accepted = 1 if traits.tree else k + 1
     generations = [
-        replace(g, agree=min(g.agree, k), accept=min(g.accept, accepted), match=_match(g, config))
+        _steered(replace(g, accept=min(g.accept, accepted), match=_match(g, config)), config, k)
         for g in step.generations
     ]
     whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
@@ -106,6 +108,14 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
         more = replace(whole, finish=(*whole.finish, request))
         whole = more if _fits(more, schedule) else whole
     return whole if _fits(whole, schedule) else None
+
+
+def _steered(row: Row, config: Config, drafts: int) -> Row:
+    """The row with no more agreement than so many drafts, and the configuration, can have."""
+    agree = min(row.agree, 0 if config.guided_decoding and not config.traits.guides_drafts else drafts)
+    return replace(
+        row, agree=agree, near=min(row.near, drafts - agree) if config.use_relaxed_acceptance_for_thinking else 0
+    )
 
 
 def _fits(step: Step, schedule: Schedule) -> bool:
@@ -162,7 +172,8 @@ def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
     """Defaults: all of them at once, those of one feature at once, then one by one."""
     defaults = {f.name: f.default for f in fields(scenario.config) if f.default is not MISSING}
     yield replace(scenario, config=replace(scenario.config, **defaults))
-    for prefixes in (("attention_dp",), ("draft_num", "draft_tokens", "use_separate")):
+    features = ("attention_dp",), ("draft_num", "draft_tokens", "use_separate"), ("use_relaxed", "relaxed")
+    for prefixes in features:
         together = {name: default for name, default in defaults.items() if name.startswith(prefixes)}
         yield replace(scenario, config=replace(scenario.config, **together))
     for name, default in defaults.items():
@@ -254,8 +265,9 @@ def _smaller_draft_lens(scenario: Scenario) -> Iterator[Scenario]:
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
     for i, request in enumerate(scenario.requests):
-        for length in _below(request.prompt_len, 1):
-            shorter = Request(id=request.id, prompt_len=length)
+        plainer = [replace(request, thinking=False)] if request.thinking else []
+        plainer += [replace(request, prompt_len=length) for length in _below(request.prompt_len, 1)]
+        for shorter in plainer:
             yield replace(scenario, requests=(*scenario.requests[:i], shorter, *scenario.requests[i + 1 :]))
 
 
@@ -275,6 +287,8 @@ def _plainer_rows(scenario: Scenario) -> Iterator[Scenario]:
 def _plainer_context(row: Context) -> Iterator[Context]:
     for agree in _below(row.agree, 0):
         yield replace(row, agree=agree)
+    for near in _below(row.near, 0):
+        yield replace(row, near=near)
     for chunk in _below(row.chunk, 1):
         yield replace(row, chunk=chunk)
 
@@ -282,6 +296,8 @@ def _plainer_context(row: Context) -> Iterator[Context]:
 def _plainer_generation(row: Generation) -> Iterator[Generation]:
     for agree in _below(row.agree, 0):
         yield replace(row, agree=agree)
+    for near in _below(row.near, 0):
+        yield replace(row, near=near)
     for past in _below(row.past, 0):
         yield replace(row, past=past)
     for accept in _below(row.accept, 1):

@@ -134,7 +134,7 @@ def _path(drafts: list[int], mask: list[list[int]], tokens: list[int]) -> list[i
 @invariant(
     "acceptance-equals-reference",
     reads=("num_accepted_tokens", "accepted_tokens", "new_tokens", "new_tokens_lens"),
-    museum=("TRT-12", "TRT-29", "TRT-77", "TRT-100"),
+    museum=("TRT-12", "TRT-29", "TRT-77", "TRT-100", "TRT-130", "TRT-131"),
     kind=REFERENCE,
 )
 def acceptance_equals_reference(step: StepCase, check: Check) -> None:
@@ -149,7 +149,10 @@ def acceptance_equals_reference(step: StepCase, check: Check) -> None:
 @invariant(
     "drafts-equal-reference",
     reads=("next_draft_tokens", "next_new_tokens"),
-    museum=("TRT-12", "TRT-64", "TRT-70", "TRT-80", "TRT-94", "TRT-97", "TRT-101", "TRT-102", "TRT-110", "VLL-02"),
+    museum=(
+        *("TRT-12", "TRT-64", "TRT-70", "TRT-80", "TRT-94", "TRT-97", "TRT-101", "TRT-102", "TRT-110", "TRT-130"),
+        "VLL-02",
+    ),
     kind=REFERENCE,
 )
 def drafts_equal_reference(step: StepCase, check: Check) -> None:

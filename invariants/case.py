@@ -213,7 +213,7 @@ class Case:
         self.traits: WorkerTraits = scenario.config.traits
         self.trace = trace
         self.expected = expected
-        self.prompt_lens = {r.id: r.prompt_len for r in scenario.requests}
+        self.requests = {r.id: r for r in scenario.requests}
         self.steps: list[StepCase] = []
         self._last: dict[int, Row] = {}
         self._graphs: dict[tuple[int, int], StepCase] = {}

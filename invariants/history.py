@@ -43,7 +43,7 @@ def _digests(slots: list[int]) -> list[int]:
 
 def _text(step: StepCase, request: int, emitted: list[int]) -> list[int]:
     """The prompt of a request and its output."""
-    return [*prompt(step.config.seed, request, step.case.prompt_lens[request]), *emitted]
+    return [*prompt(step.config.seed, step.case.requests[request]), *emitted]
 
 
 @invariant("layers-look-ahead", reads=("draft_layers_kv", "emitted", "next_draft_tokens"))

@@ -175,7 +175,7 @@ def target_cache_holds_the_text(step: StepCase, check: Check) -> None:
     for request, slots in moment.seen["target_kv"].items():
         emitted = moment.seen.get("emitted", {}).get(request)
         if emitted is not None:
-            text = [*prompt(case.config.seed, request, case.prompt_lens[request]), *emitted]
+            text = [*prompt(case.config.seed, case.requests[request]), *emitted]
             expected = list(map(entry, range(len(slots)), text))
             check.equal(moment, "target_kv", expected, slots, f"the text of request {request}")
 

@@ -35,7 +35,8 @@ _DECIDED: Final = frozenset({"skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_
 _OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives"})
 """What a replay, which runs no Python of the worker, cannot touch or list."""
 _STATE: Final = (*CONTENT, *KEPT)
-_RESULTS: Final = ("emitted", "kv_tokens", "free_blocks", "draft_kv_tokens", "draft_free_blocks", "draft_tree", *_STATE)
+_MANAGERS: Final = ("kv_tokens", "free_blocks", "draft_kv_tokens", "draft_free_blocks")
+_RESULTS: Final = ("emitted", *_MANAGERS, "draft_tree", "matchers", "relaxed_delta", *_STATE)
 _SEEN: Final = tuple(field for field in FIELDS if field not in _OBJECTS)
 
 

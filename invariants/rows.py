@@ -10,15 +10,16 @@ from invariants.case import Row, StepCase
 from invariants.check import Check
 from invariants.lifecycle import LAYOUT
 from invariants.registry import REFERENCE, invariant
-from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN, prompt_token
+from scenarios import Request, tracer
+from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN
 
 _DRAFT_INPUTS: Final = ("input_ids", "position_ids", "hidden_states", "num_ctx_per_req", "draft_all_rank_num_tokens")
 
 
 @lru_cache(maxsize=1024)
-def prompt(seed: int, request: int, length: int) -> tuple[int, ...]:
+def prompt(seed: int, request: Request) -> tuple[int, ...]:
     """The prompt of a request."""
-    return tuple(prompt_token(seed, request, i) for i in range(length))
+    return tuple(tracer.prompt(seed, request.id, request.prompt_len, request.thinking))
 
 
 @invariant(
@@ -105,7 +106,7 @@ def _prompt_part(row: Row) -> list[int]:
     if row.request is None:
         return [DUMMY_TOKEN] * row.query
     case = row.step.case
-    tokens = prompt(case.config.seed, row.request, case.prompt_lens[row.request])
+    tokens = prompt(case.config.seed, case.requests[row.request])
     return list(tokens[row.past : row.past + row.query])
 
 

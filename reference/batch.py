@@ -14,15 +14,17 @@ from reference.acceptance import agreed
 from reference.attention import Reading
 from reference.history import Drafts, History, Text
 from reference.tree import ROOT, paths
+from scenarios.acceptance import relaxes
 from scenarios.model import Config, Context, Generation, Peer, Step
 from scenarios.ranks import batches
-from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN, choose, dummy_drafts
+from scenarios.tracer import DUMMY_TOKEN, GRAMMAR_START, PAD_TOKEN, choose, dummy_drafts, grammar_state, guided
 
 
 @dataclass(frozen=True)
 class Row:
     """A request, or a dummy (``request`` None), in one step.
 
+    before      its text before the step, as far as that is decided
     prompt_len  length of its whole prompt (dummy generation: of what is cached)
     past        tokens cached before the step
     tokens      what the target is fed: a chain that follows on what is cached, or a tree with the first for its root
@@ -30,13 +32,15 @@ class Row:
     drafts      how many of them, from the second on, are drafts to verify (a parallel drafter feeds more)
     agree       how many of the drafts made in this step the target will agree with
     most        tokens that it accepts at most, however many drafts the target agrees with; None without such a limit
+    near        how many of the drafts after those that agree are to be the target's second choice
+    relaxed     whether it accepts second choices, too; None where no request ever does
     match       how long a match its suffix automaton finds in this step
     overridden  whether the automaton's drafts, which ``agree`` then speaks of, are the row's
     """
 
     request: int | None
     is_context: bool
-    text: Text
+    before: Text
     prompt_len: int
     past: int
     tokens: list[int]
@@ -44,6 +48,8 @@ class Row:
     drafts: int
     agree: int
     most: int | None = None
+    near: int = 0
+    relaxed: bool | None = None
     match: int = 0
     overridden: bool = False
 
@@ -80,26 +86,50 @@ class Row:
         """The target's hidden state at each token fed: the digest of what is cached and of its path."""
         readings: list[Reading] = []
         for token, parent in zip(self.tokens, self.parents, strict=True):
-            before = self.text.reading(self.past) if parent == ROOT else readings[parent]
-            readings.append(before.after(token))
+            start = self.before.reading(self.past) if parent == ROOT else readings[parent]
+            readings.append(start.after(token))
         return [reading.digest for reading in readings]
 
     @cached_property
     def choices(self) -> list[int]:
-        """The target's token after each token fed."""
-        return [choose(digest) for digest in self.hidden]
+        """The target's token after each token fed, as far as a grammar lets it.
+
+        The matcher of a generation reads each token fed, that of a context starts with the end of the prompt.
+        """
+        choices = [choose(digest) for digest in self.hidden]
+        if not self.before.guides(self.kv):
+            return choices
+        if self.is_context:
+            return [*choices[:-1], guided(choices[-1], GRAMMAR_START)]
+        states = list(accumulate(self.tokens, grammar_state, initial=self.before.matched(self.past)))
+        return list(map(guided, choices, states[1:]))
 
     @cached_property
-    def standing(self) -> list[int]:
-        """Which of the tokens fed are followed by an accepted one: of a context the last, of a generation a path."""
+    def _path(self) -> list[int]:
+        """Which of the tokens fed would be followed by an accepted one, whatever the limit."""
         if self.is_context:
             return [self.query - 1]
-        return agreed(self.tokens[: 1 + self.drafts], self.parents, self.choices)[: self.most]
+        fed = self.tokens[: 1 + self.drafts]
+        return agreed(fed, self.parents, self.choices, relaxed=bool(self.relaxed))
 
     @property
+    def standing(self) -> list[int]:
+        """Which of the tokens fed are followed by an accepted one: of a context the last, of a generation a path."""
+        return self._path[: self.most]
+
+    @cached_property
     def accepted(self) -> list[int]:
-        """Tokens that the worker accepts: one for a context (after its chunk), 1..K+1 for a generation."""
-        return [self.choices[node] for node in self.standing]
+        """Tokens that the worker accepts: one for a context (after its chunk), 1..K+1 for a generation.
+
+        They are the drafts that stand, then the target's choice.
+        """
+        tokens = [self.tokens[node] for node in self._path[1:]]
+        return [*tokens, self.choices[self._path[-1]]][: self.most]
+
+    @cached_property
+    def text(self) -> Text:
+        """Its text once the step is over."""
+        return self.before if self.is_context else self.before.going_on(self.past + 1, self.accepted)
 
     @cached_property
     def end(self) -> int:
@@ -214,26 +244,28 @@ def _context(row: Context, config: Config, histories: Mapping[int, History]) -> 
         history = histories[row.request]
     past = history.past
     tokens = history.text.tokens(past, past + row.chunk)
-    return Row(row.request, True, history.text, history.prompt_len, past, tokens, _chain(tokens), 0, row.agree)
+    parents = _chain(tokens)
+    return Row(row.request, True, history.text, history.prompt_len, past, tokens, parents, 0, row.agree, near=row.near)
 
 
 def _generation(row: Generation, draft_len: int, width: int, config: Config, histories: Mapping[int, History]) -> Row:
     if row.request is None:
         text = Text([DUMMY_TOKEN], holes=row.past, index_topk=config.index_topk)
-        prompt_len = past = row.past
+        history = History(text, row.past)
+        past = row.past
         made = Drafts() if config.traits.tree else Drafts(dummy_drafts(past, draft_len, row.accept, config.index_topk))
     else:
         history = histories[row.request]
-        text, prompt_len, past = history.text, history.prompt_len, history.past
-        made = history.drafts
+        text, past, made = history.text, history.past, history.drafts
     verified = width if config.traits.tree else draft_len
     drafts = made.tokens[:verified]
     tokens = [text.token(past), *drafts, *[PAD_TOKEN] * (width - len(drafts))]
     parents = _tree(made.parents, width) if config.traits.tree else _chain(tokens)
+    relaxed = history.thinking and relaxes(config) if config.use_relaxed_acceptance_for_thinking else None
     overridden = draft_len > 0 and row.match >= config.sa_threshold > 0
     return Row(
-        row.request, False, text, prompt_len, past, tokens, parents, verified, row.agree,
-        match=row.match, overridden=overridden,
+        row.request, False, text, history.prompt_len, past, tokens, parents, verified, row.agree,
+        near=row.near, relaxed=relaxed, match=row.match, overridden=overridden,
     )  # fmt: skip
 
 

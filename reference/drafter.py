@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference.history import History, Text
-from scenarios.tracer import EMPTY, choose, disagree, entry, term
+from scenarios.tracer import EMPTY, GRAMMAR_START, choose, disagree, entry, grammar_state, guided, near, term
 
 
 class Chain(NamedTuple):
@@ -21,27 +21,46 @@ class Chain(NamedTuple):
     hidden: list[int]
 
 
-def chain(text: Text, known: int, draft_len: int, agree: int) -> Chain:
-    """Drafts of a loop that is fed its own drafts: each continues the known tokens and the drafts before it."""
+def chain(text: Text, known: int, draft_len: int, agree: int, close: int = 0) -> Chain:
+    """Drafts of a loop that is fed its own drafts: each continues the known tokens and the drafts before it.
+
+    A grammar masks them as it does the target's choices, but in the middle of a prompt, where it has no matcher.
+    """
+    masked = text.guides(known - 1)
+    state = text.matched(known) if masked else GRAMMAR_START
     drafts: list[int] = []
     hidden: list[int] = []
     reading = text.reading(known)
     for depth in range(draft_len):
         hidden.append(reading.digest)
-        drafts.append(drafted(choose(reading.digest), depth, agree))
+        draft = drafted(choose(reading.digest), depth, agree, close)
+        drafts.append(guided(draft, state) if masked else draft)
+        state = grammar_state(state, drafts[-1])
         reading.read(drafts[-1])
     return Chain(drafts, hidden)
 
 
 def rollout(text: Text, known: int, draft_len: int, agree: int) -> list[int]:
-    """Drafts of one call over mask tokens: what the target itself would say next, disturbed only afterwards."""
-    continuation = text.tokens(known, known + draft_len)
+    """Drafts of one call over mask tokens: what the target itself would say next, disturbed only afterwards.
+
+    No grammar masks them, neither one by one nor what the drafter believes to come next.
+    """
+    continuation: list[int] = []
+    reading = text.reading(known)
+    for _ in range(draft_len):
+        continuation.append(choose(reading.digest))
+        reading.read(continuation[-1])
     return [drafted(token, depth, agree) for depth, token in enumerate(continuation)]
 
 
-def drafted(choice: int, depth: int, agree: int) -> int:
-    """What the draft head returns at ``depth``: the target's choice as far as the drafter is to agree with it."""
-    return choice if depth < agree else disagree(choice)
+def drafted(choice: int, depth: int, agree: int, close: int = 0) -> int:
+    """What the draft head returns at ``depth``: the target's choice as far as the drafter is to agree with it.
+
+    The ``close`` drafts after these are its second choice.
+    """
+    if depth < agree:
+        return choice
+    return near(choice) if depth < agree + close else disagree(choice)
 
 
 def columns(history: History) -> list[list[int]]:

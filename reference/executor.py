@@ -8,6 +8,7 @@ from reference import attention_metadata, kv_cache, ranks
 from reference.batch import Batch, lay_out
 from reference.dense_selection import selection
 from reference.enhancer import enhanced, found, texts
+from reference.guided_decoding import matcher_rows, matchers
 from reference.history import History, Text, Turn
 from reference.sparse_attention import derived, keys_of_contexts, prefill
 from reference.tree_attention import masks
@@ -27,7 +28,7 @@ from scenarios.trace import (
     Trace,
     draft,
 )
-from scenarios.tracer import PAD_TOKEN, prompt_token
+from scenarios.tracer import PAD_TOKEN, prompt
 
 
 def trace(scenario: Scenario) -> Trace:
@@ -54,8 +55,9 @@ class Session:
 
     def add(self, request: Request) -> None:
         """Queue a request; it runs when a step names it."""
-        prompt = [prompt_token(self._config.seed, request.id, i) for i in range(request.prompt_len)]
-        self._active[request.id] = History(Text(prompt, index_topk=self._config.index_topk), request.prompt_len)
+        tokens = prompt(self._config.seed, request.id, request.prompt_len, request.thinking)
+        text = Text(tokens, index_topk=self._config.index_topk, guided=self._config.guided_decoding)
+        self._active[request.id] = History(text, request.prompt_len, thinking=request.thinking)
 
     def step(self, step: Step) -> StepTrace:
         """What the next step must show.
@@ -111,19 +113,23 @@ class Session:
         # but only one token per row anyway; nor has a worker that calls no draft model).
         updated = run > 0 and bool(drafting.calls)
         entered = attention_metadata.target(batch) | self._maps(batch, batch, phase, updated=updated)
+        entered |= matcher_rows(batch, self._config, ENTERED)
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len else []
         if phase != "replay":
             if batch.draft_len:
-                yield VERIFIED, attention_metadata.target(batch) | _acceptance(batch)
+                verified = attention_metadata.target(batch) | matcher_rows(batch, self._config, VERIFIED)
+                yield VERIFIED, verified | _acceptance(batch)
             if saved:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
             for i, call in enumerate(drafting.calls):
                 fields = attention_metadata.drafting(call, batch, saved, self._config)
                 fields |= keys_of_contexts(call, batch, self._config)
+                fields |= matcher_rows(batch, self._config, draft(i), drafting.drafts, i)
                 yield draft(i), fields | self._maps(call, batch, phase, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
+        restored |= matcher_rows(batch, self._config, RESTORED)
         outputs = _outputs(batch, drafting) | found(batch, self._config)
         yield RESTORED, restored | outputs | self._worker.own_state(batch, after=True)
 
@@ -154,7 +160,7 @@ class Session:
                 rewound=kv_cache.rewound(row, batch.width),
                 drafts=drafts,
             )
-            turned[row.request] = history.after(turn)
+            turned[row.request] = history.after(turn, row.text)
         return turned
 
     def _updated(self, batch: Batch, after: Mapping[int, History]) -> Fields:
@@ -187,8 +193,14 @@ class Session:
         return fields if outcome == "fatal" else fields | self._ledger(self._active) | self._owners(self._active)
 
     def _ledger(self, histories: Mapping[int, History]) -> Fields:
-        kv_tokens = {i: history.kv_tokens for i, history in histories.items() if history.started}
-        return kv_cache.ledgers(kv_tokens, self._config)
+        """What is kept for requests that have started, and for no other."""
+        started = {i: history for i, history in histories.items() if history.started}
+        fields = kv_cache.ledgers({i: history.kv_tokens for i, history in started.items()}, self._config)
+        if self._config.use_relaxed_acceptance_for_thinking:
+            delta = round(self._config.relaxed_delta, 6)
+            deltas = {i: delta if history.is_thinking else 0 for i, history in started.items()}
+            fields |= {"relaxed_delta": deltas, "relaxed_delta_left": []}
+        return fields | matchers(started, self._config)
 
     def _owners(self, histories: Mapping[int, History]) -> Fields:
         """Who has a suffix automaton: every request from its first chunk to its end, and no dummy."""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 from reference.attention import Reading
-from scenarios.tracer import EMPTY, PAD_TOKEN, choose, entry
+from scenarios.tracer import EMPTY, GRAMMAR_START, PAD_TOKEN, choose, entry, grammar_state, guided
 
 
 class Text:
     """A prompt and its greedy continuation by the target, one token at a time, as far as it is asked for.
 
-    It depends on the prompt and on what the target attends to (``index_topk``, 0 for everything), hence on no
-    draft, batch, chunk or draft length; what it has worked out it keeps. Before the prompt of a dummy there are
-    ``holes`` positions whose slots are EMPTY.
+    It depends on the prompt, on what the target attends to (``index_topk``, 0 for everything) and on the grammar if
+    it is ``guided``, hence on no draft, batch, chunk or draft length; what it has worked out it keeps. Before the
+    prompt of a dummy there are ``holes`` positions whose slots are EMPTY.
     """
 
-    def __init__(self, prompt: Sequence[int], *, holes: int = 0, index_topk: int = 0) -> None:
+    def __init__(self, prompt: Sequence[int], *, holes: int = 0, index_topk: int = 0, guided: bool = False) -> None:
         self._tokens = [PAD_TOKEN] * holes + list(prompt)
+        self._prompt_len = len(self._tokens)
+        self._guided = guided
+        self._index_topk = index_topk
         self._reading = Reading(index_topk)
         self._slots: list[int] = []
         self._digests = [0]
@@ -29,12 +33,31 @@ class Text:
         self._slots.append(slot)
         self._digests.append(self._reading.see(slot))
 
+    def _state(self, length: int) -> int:
+        return reduce(grammar_state, self._tokens[self._prompt_len : length], GRAMMAR_START)
+
     def _reach(self, length: int) -> None:
         """Work out the first ``length`` tokens, their slots and digests."""
         for n in range(len(self._slots), length):
             if n == len(self._tokens):
-                self._tokens.append(choose(self._digests[n]))
+                choice = choose(self._digests[n])
+                self._tokens.append(guided(choice, self._state(n)) if self._guided else choice)
             self._cache(entry(n, self._tokens[n]))
+
+    def going_on(self, length: int, tokens: Sequence[int]) -> Text:
+        """The text that goes on with ``tokens`` after the first ``length``: itself, or another one of no grammar."""
+        if self.tokens(length, length + len(tokens)) == list(tokens):
+            return self
+        return Text([*self.tokens(0, length), *tokens], index_topk=self._index_topk)
+
+    def guides(self, position: int) -> bool:
+        """Whether the grammar has a say in the token at ``position``: it has none in the prompt."""
+        return self._guided and position >= self._prompt_len
+
+    def matched(self, length: int) -> int:
+        """State of a matcher that has read what is generated of the first ``length`` tokens."""
+        self._reach(length)
+        return self._state(length)
 
     def token(self, position: int) -> int:
         """The token at ``position``."""
@@ -100,15 +123,19 @@ class Turn:
 
 @dataclass(frozen=True)
 class History:
-    """A request: its text, the length of its prompt and the turns it has taken."""
+    """A request: its text, the length of its prompt and the turns it has taken.
+
+    thinking  whether its prompt ends with the token that begins the thinking phase; which lasts until the request ends
+    """
 
     text: Text
     prompt_len: int
     turns: tuple[Turn, ...] = ()
+    thinking: bool = False
 
-    def after(self, turn: Turn) -> History:
-        """The same request one turn later."""
-        return History(self.text, self.prompt_len, (*self.turns, turn))
+    def after(self, turn: Turn, text: Text) -> History:
+        """The same request one turn later, with what is its text by then."""
+        return replace(self, text=text, turns=(*self.turns, turn))
 
     @property
     def started(self) -> bool:
@@ -127,13 +154,18 @@ class History:
 
     @property
     def said(self) -> list[int]:
-        """The prompt and what the user has been given: greedy decoding, whatever was drafted."""
+        """The prompt and what the user has been given."""
         return self.text.tokens(0, self.prompt_len + sum(turn.emitted for turn in self.turns))
 
     @property
     def emitted(self) -> list[int]:
         """What the user has been given."""
         return self.said[self.prompt_len :]
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the end of its prompt has told that the target's second choices will do."""
+        return self.thinking and self.past >= self.prompt_len
 
     @property
     def drafts(self) -> Drafts:

@@ -57,6 +57,7 @@ class WorkerTraits:
     sparse               whether it runs on a sparse attention backend
     draft_model          it drafts by calls of a model; without one it saves nothing and moves no lengths
     draft_vocab          its draft model has a head of its own, and so may have a vocabulary of its own
+    relaxed_acceptance   it may accept, of a request that thinks, drafts that are not the target's first choice
     sa_enhancer          a suffix automaton's drafts may take the place of the model's
     """
 
@@ -73,7 +74,13 @@ class WorkerTraits:
     sparse: bool = True
     draft_model: bool = True
     draft_vocab: bool = True
+    relaxed_acceptance: bool = False
     sa_enhancer: bool = False
+
+    @property
+    def guides_drafts(self) -> bool:
+        """Whether guided decoding takes part in drafting: it follows a chain that a model drafts token by token."""
+        return self.drafts_for_contexts and self.draft_model
 
     @property
     def separate_draft_kv_cache(self) -> bool:
@@ -84,11 +91,17 @@ class WorkerTraits:
 WORKERS: Final[dict[str, WorkerTraits]] = {
     w.name: w
     for w in (
-        WorkerTraits("Eagle3OneModelWorker", "Eagle3, linear draft loop over one draft layer group", sa_enhancer=True),
+        WorkerTraits(
+            "Eagle3OneModelWorker",
+            "Eagle3, linear draft loop over one draft layer group",
+            relaxed_acceptance=True,
+            sa_enhancer=True,
+        ),
         WorkerTraits(
             "MTPEagleWorker",
             "MTP-Eagle, linear draft loop over one MTP layer",
             draft_vocab=False,
+            relaxed_acceptance=True,
             sa_enhancer=True,
         ),
         WorkerTraits("DraftTargetOneModelWorker", "a separate draft model, linear draft loop over tokens alone"),
@@ -109,6 +122,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             feeds_history=True,
             sparse=False,
             draft_vocab=False,
+            relaxed_acceptance=True,
             sa_enhancer=True,
         ),
         WorkerTraits(
@@ -211,6 +225,10 @@ class Config:
     force_num_accepted_tokens  drafts that generations accept whatever was drafted, its fraction the chance of one more;
                       0 accepts what the target agrees with. See ``forced_acceptance``
     draft_vocab_map   whether the draft head speaks a vocabulary of its own (upstream: the draft model has ``d2t``)
+    guided_decoding   whether a grammar restricts what requests choose (upstream: ``GuidedDecoder``)
+    use_relaxed_acceptance_for_thinking  whether requests that think accept drafts close to the target's choice
+    relaxed_topk      among how many choices of the target such a draft has to be, at least 1; 0 without
+    relaxed_delta     how far below the first choice its probability may be; 0 without
     use_separate_draft_kv_cache  whether the drafter has a KV cache of its own, with a manager of its own
     draft_num_blocks        pages of that cache; 0 without one
     draft_tokens_per_block  tokens of one of its pages; 0 without one
@@ -239,6 +257,10 @@ class Config:
     max_total_draft_tokens: int = 0
     force_num_accepted_tokens: float = 0.0
     draft_vocab_map: bool = False
+    guided_decoding: bool = False
+    use_relaxed_acceptance_for_thinking: bool = False
+    relaxed_topk: int = 0
+    relaxed_delta: float = 0.0
     use_separate_draft_kv_cache: bool = False
     draft_num_blocks: int = 0
     draft_tokens_per_block: int = 0
@@ -297,10 +319,14 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request of a user: its prompt is ``tracer.prompt_token(seed, id, 0..prompt_len-1)``."""
+    """A request of a user: its prompt is ``tracer.prompt(seed, id, prompt_len, thinking)``.
+
+    ``thinking``: its prompt ends with the token that begins a thinking phase, which lasts as long as the request.
+    """
 
     id: int
     prompt_len: int
+    thinking: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,22 +334,25 @@ class Context:
     """A context (prefill) row: the next ``chunk`` prompt tokens of ``request``.
 
     ``request`` is None for a dummy, whose whole prompt is the chunk. ``agree`` is how many of the drafts made
-    in this step the target will agree with, from the first on (0..draft_len).
+    in this step the target will agree with, from the first on (0..draft_len), and ``near`` how many after these are
+    the target's second choice: relaxed acceptance may take them.
     """
 
     request: int | None
     chunk: int
     agree: int = 0
+    near: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """A generation (decode) row of ``request``: it verifies the drafts that its last step made.
 
-    ``agree`` as for a context, for the drafts made in *this* step; so the next step of the request accepts
-    1 + min(agree, drafts it verifies) tokens. A dummy (``request`` None) has ``past`` cached tokens, and its
-    drafts are such that the target accepts ``accept`` tokens (1..draft_len+1); both are left at their
-    defaults for a real request. A served step has dummies only as ``ranks.padding`` says.
+    ``agree`` and ``near`` as for a context, for the drafts made in *this* step; so the next step of the request accepts
+    1 + min(agree, drafts it verifies) tokens, and near ones too if relaxed acceptance takes them. A dummy (``request``
+    None) has ``past`` cached tokens, and its drafts are such that the target accepts ``accept`` tokens
+    (1..draft_len+1); both are left at their defaults for a real request. A served step has dummies only as
+    ``ranks.padding`` says.
 
     ``match`` is how long the match is that the request's suffix automaton finds in this step. From
     ``Config.sa_threshold`` on its drafts are those of the row, and ``agree`` speaks of them.
@@ -331,6 +360,7 @@ class Generation:
 
     request: int | None
     agree: int = 0
+    near: int = 0
     past: int = 0
     accept: int = 1
     match: int = 0
@@ -378,6 +408,11 @@ class Step:
     def rows(self) -> tuple[Context | Generation, ...]:
         """Rows of the batch in order."""
         return (*self.contexts, *self.generations)
+
+    def row_field(self, index: int, field: str) -> str:
+        """Path of the row with this index in the batch, ``field`` being the step's."""
+        generation = index - len(self.contexts)
+        return f"{field}.contexts[{index}]" if generation < 0 else f"{field}.generations[{generation}]"
 
 
 @dataclass(frozen=True, kw_only=True)

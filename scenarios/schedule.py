@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scenarios import forced_acceptance as forced
-from scenarios.acceptance import check_acceptance, check_match
+from scenarios.acceptance import check_acceptance, check_request, check_row, relaxes
 from scenarios.caches import check_caches, check_pools, pages
 from scenarios.errors import ScenarioError, closest, outside
 from scenarios.errors import require as _require
@@ -58,19 +58,14 @@ class RequestState:
     drafts: int = 0
     """Drafts that its last step made for it."""
     agree: int = 0
-    """How many of them the target agrees with."""
+    """How many of them the target accepts."""
+    thinking: bool = False
     active: bool = True
 
     @property
     def in_context(self) -> bool:
         """Whether prompt tokens are still to be computed."""
         return self.past < self.prompt_len
-
-
-def _row_field(step: Step, index: int, field: str) -> str:
-    """Path of the row with this index in the batch."""
-    generation = index - len(step.contexts)
-    return f"{field}.contexts[{index}]" if generation < 0 else f"{field}.generations[{generation}]"
 
 
 _LIMITS = {
@@ -89,6 +84,7 @@ _LIMITS = {
     "attention_dp_size": (1, 64),
     "attention_dp_rank": (0, 63),
     "force_num_accepted_tokens": (0, 32),
+    "relaxed_topk": (0, 8),
     "draft_num_blocks": (0, 16_384),
     "draft_tokens_per_block": (0, 256),
     "sa_threshold": (0, 4096),
@@ -176,7 +172,8 @@ class Schedule:
             f"its KV length {longest} (extra tokens included) exceeds max_seq_len {self.config.max_seq_len}",
             "shorten the prompt or raise config.max_seq_len",
         )
-        self.requests[request.id] = RequestState(request.prompt_len)
+        check_request(self.config, request, field)
+        self.requests[request.id] = RequestState(request.prompt_len, thinking=request.thinking)
 
     def fork(self) -> Schedule:
         """A copy that can be advanced on trial."""
@@ -261,6 +258,8 @@ class Schedule:
                 state.granted -= self.draft_width(step.draft_len) - (plan.accepted - 1)
                 made = step.draft_len
             state.drafts, state.agree = made, row.agree
+            if state.thinking and relaxes(self.config):
+                state.agree += row.near
         for request in step.finish:
             self.requests[request].active = False
         return rows
@@ -300,6 +299,7 @@ class Schedule:
             if config.traits.drafts_for_contexts
             else f"leave it out, as {config.worker} drafts nothing for a context",
         )
+        check_row(config, row, step.draft_len, field)
         first_grant = row.chunk + config.num_extra_kv_tokens + self.draft_width(step.draft_len)
         if row.request is None:
             self._check_dummy(step, field)
@@ -330,13 +330,7 @@ class Schedule:
     def _plan_generation(self, step: Step, row: Generation, field: str) -> RowPlan:
         config, k = self.config, step.draft_len
         query = config.tokens_per_gen_step(k)
-        _require(
-            0 <= row.agree <= k,
-            f"{field}.agree",
-            f"{row.agree} is outside 0..{k}",
-            "write how many of the drafts made for this row agree with the target",
-        )
-        check_match(config, row, field)
+        check_row(config, row, k, field)
         if row.request is None:
             self._check_dummy(step, field, may_pad=True)
             least, most = self.config.least_history, 1 if config.traits.tree else k + 1
@@ -381,7 +375,7 @@ class Schedule:
         for i, row in enumerate(rows[first:], first):
             _require(
                 row.accepted >= most,
-                _row_field(step, i, field),
+                step.row_field(i, field),
                 f"the target agrees with {row.accepted - 1} of its drafts, and {most - 1} may be accepted by force",
                 f"write accept of {most} or more" if row.request is None else "raise agree in the request's last step",
             )
@@ -421,7 +415,7 @@ class Schedule:
         for i, row in enumerate(rows):
             if row.request in seen:
                 raise ScenarioError(
-                    f"{_row_field(step, i, field)}.request",
+                    f"{step.row_field(i, field)}.request",
                     f"request {row.request} is in the batch twice",
                     "list each request once",
                 )
@@ -444,7 +438,7 @@ class Schedule:
             longest = row.past + row.query + config.num_extra_kv_tokens
             if longest > config.max_seq_len:
                 raise ScenarioError(
-                    _row_field(step, i, field),
+                    step.row_field(i, field),
                     f"its KV length {longest} (extra tokens included) exceeds max_seq_len {config.max_seq_len}",
                     "end the request earlier or raise config.max_seq_len",
                 )

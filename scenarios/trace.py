@@ -122,6 +122,12 @@ FIELDS: Final[dict[str, str]] = {
     "force_accept_counter": "device int64: forwards that have drawn from the pool of forced acceptance, None without",
     "num_accepted_tokens": "device int32 [n], the target's own token included",
     "accepted_tokens": "device int32: per row its first num_accepted_tokens entries",
+    # Guided decoding, where config.guided_decoding: entered, verified, draft[i], restored; then updated, failed.
+    "matcher_rows": "device: per row [tokens advanced, state] of its matcher, None for dummies and non-final chunks",
+    "matchers": "request -> [tokens advanced, state] of its matcher; every one that is held",
+    # Relaxed acceptance, where config.use_relaxed_acceptance_for_thinking: updated; the latter failed, too.
+    "relaxed_delta": "request -> how far below the first choice an accepted draft may be, to 6 digits; 0: not thinking",
+    "relaxed_delta_left": "deltas other than 0 in slots that no request holds",
     # Outputs of the worker: restored.
     "new_tokens": "device int32: per row its first new_tokens_lens entries",
     "new_tokens_lens": "device int32 [n]",

@@ -101,8 +101,20 @@ largest count has times ``MOE_MAX_NUM_TOKENS``, started ones included; of ``n`` 
 ``n // r``, and one more if ``c < n % r``.
 
 The draft head returns ``next`` where the scenario wants the drafter to agree with the target and
-``disagree(next)`` where it does not. With a draft vocabulary of its own (``Config.draft_vocab_map``) it returns the
-``draft_id`` of that token; ``d2t`` maps it back, once.
+``disagree(next)`` where it does not; for drafts that are to be close to the target's choice it returns
+``near(next)``, and the target's second choice is ``near(next)``, too. With a draft vocabulary of its own
+(``Config.draft_vocab_map``) it returns the ``draft_id`` of that token; ``d2t`` maps it back, once.
+
+Relaxed acceptance: of the target's choices the first has a probability of about ``(1 + NEAR_GAP) / 2``, the second,
+``near(next)``, is ``NEAR_GAP`` below it, and all others have none. A prompt that ends with ``BEGIN_THINKING_TOKEN``
+begins a thinking phase; ``END_THINKING_TOKEN`` would end it, which the target never chooses.
+
+Guided decoding: a matcher is a state, ``GRAMMAR_START`` when the prompt is computed and
+``grammar_state(state, token)`` after each token that it is told. It allows the tokens of ``grammar_allows``, and
+refuses none that it is told. Of a head, the target's or a drafter's, that is masked by it remains
+``guided(choice, state)``: the choice, or the second one, ``near(choice)``, which is always of the other kind. So a
+draft to agree with is ``guided(next, state)`` and one to disagree with ``guided(disagree(next), state)``, which differ
+in every state.
 """
 
 from __future__ import annotations
@@ -116,6 +128,10 @@ MASK_TOKEN: Final = VOCAB_SIZE - 1
 """What a parallel drafter is given for tokens that it must predict; the target never chooses it."""
 DUMMY_TOKEN: Final = 1
 """Prompt token of dummy requests."""
+BEGIN_THINKING_TOKEN: Final = MASK_TOKEN
+"""Begins a thinking phase; the workers that look for it are never given masks."""
+END_THINKING_TOKEN: Final = PAD_TOKEN
+"""Would end a thinking phase; never accepted, as the target does not choose it."""
 EMPTY: Final = 0
 """A slot that nothing was written to since its page was last granted."""
 
@@ -135,6 +151,12 @@ _CHOICES: Final = VOCAB_SIZE - 2
 _DRAFT_FACTOR: Final = 5
 _DRAFT_INVERSE: Final = 205
 _DRAFT_SHIFT: Final = 7
+
+NEAR_GAP: Final = 0.25
+"""How far the probability of the target's second choice is below that of its first."""
+GRAMMAR_START: Final = 0
+"""State of a matcher that has been told no token."""
+_STATE_FACTOR: Final = 48_271
 
 POSITION_FACTOR: Final = 1_000_003
 """What a column of a drafter's context that is one position off adds to a digest."""
@@ -185,6 +207,26 @@ def alternative(token: int, rank: int) -> int:
     return 1 + (token + rank) % _CHOICES
 
 
+def near(token: int) -> int:
+    """The second choice of a head whose first is ``token``: not ``disagree(token)``, and odd where that one is even."""
+    return alternative(token, 2)
+
+
+def grammar_state(state: int, token: int) -> int:
+    """State of a matcher after one more token."""
+    return (state * _STATE_FACTOR + token + 1) % PRIME
+
+
+def grammar_allows(state: int, token: int) -> bool:
+    """Whether a matcher in this state allows ``token``: odd ones, or even ones."""
+    return choose(state) % 2 == token % 2
+
+
+def guided(choice: int, state: int) -> int:
+    """What remains of a head with this first choice when a matcher in this state masks it."""
+    return choice if grammar_allows(state, choice) else near(choice)
+
+
 def draft_id(token: int) -> int:
     """What a draft head with a vocabulary of its own calls ``token``; that number is another token's, too."""
     return (token * _DRAFT_FACTOR + _DRAFT_SHIFT) % VOCAB_SIZE
@@ -196,8 +238,14 @@ def d2t(draft: int) -> int:
 
 
 def prompt_token(seed: int, request: int, position: int) -> int:
-    """Token ``position`` of the prompt of ``request``."""
+    """Token ``position`` of the prompt of ``request``, if that is not to think."""
     return choose(term(position, (seed * 8191 + request + 1) * 131_071))
+
+
+def prompt(seed: int, request: int, length: int, thinking: bool = False) -> list[int]:
+    """The prompt of ``request``; the last token of one that thinks begins the thinking phase."""
+    tokens = [prompt_token(seed, request, position) for position in range(length)]
+    return [*tokens[:-1], BEGIN_THINKING_TOKEN] if thinking else tokens
 
 
 def dummy_drafts(past: int, draft_len: int, accept: int, index_topk: int = 0) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +13,11 @@ from strategies.choices import Draw, choose, digits, pick
 _FORCES: Final = (*(0.0,) * 9, 1.0, 0.5, 1.5, 2.75, 3.0, 0.25, 32.0)
 """Mostly none; the last one is everything at any draft length."""
 _OWN_VOCABULARY: Final = (False, False, False, True)
-_THRESHOLDS: Final = (0, 0, 0, 1, 3, 8)
+_GUIDED: Final = (False, False, False, True)
+_RELAXED: Final = (*((0, 0.0),) * 9, (2, 0.5), (2, 0.5), (4, 0.5), (1, 0.5), (2, 0.125))
+"""``relaxed_topk`` and ``relaxed_delta``: mostly none, then such that take second choices, then such that do not."""
+_THINKING: Final = (False, True, True)
+_THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
 
 
@@ -22,16 +26,46 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     # Drawn for any worker: otherwise those would be the simplest that have the fewest choices.
     force = choose(draw, _FORCES) if "force_num_accepted_tokens" in variants else 0.0
     vocabulary = choose(draw, _OWN_VOCABULARY) if "draft_vocab_map" in variants else False
+    guided = choose(draw, _GUIDED) if "guided_decoding" in variants else False
+    topk, delta = choose(draw, _RELAXED) if "use_relaxed_acceptance_for_thinking" in variants else _RELAXED[0]
+    guided = guided and not config.traits.tree
+    if guided or not config.traits.relaxed_acceptance:
+        topk, delta = _RELAXED[0]
+    # These are not combined with others.
+    alone = guided or topk > 0
+    forces = config.traits.drafts_for_contexts and not alone
     threshold = choose(draw, _THRESHOLDS) if "sa_threshold" in variants else 0
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
     return replace(
         config,
-        force_num_accepted_tokens=force if config.traits.drafts_for_contexts else 0.0,
+        force_num_accepted_tokens=force if forces else 0.0,
         draft_vocab_map=vocabulary and config.traits.draft_vocab,
-        sa_threshold=threshold if config.traits.sa_enhancer else 0,
+        guided_decoding=guided,
+        use_relaxed_acceptance_for_thinking=topk > 0,
+        relaxed_topk=topk,
+        relaxed_delta=delta,
+        sa_threshold=threshold if config.traits.sa_enhancer and not alone else 0,
         attention_dp_size=ranks,
         attention_dp_rank=pick(draw, ranks),
     )
+
+
+def draw_thinking(draw: Draw, config: Config) -> bool:
+    """Whether a request thinks; never where it makes no difference."""
+    return choose(draw, _THINKING) if config.use_relaxed_acceptance_for_thinking else False
+
+
+def draw_near(draw: Draw, config: Config, draft_len: int, agree: Sequence[int]) -> list[int]:
+    """How many drafts after those that ``agree``, row by row, are the target's second choice; 0 without use."""
+    if not config.use_relaxed_acceptance_for_thinking:
+        return [0] * len(agree)
+    bases = [draft_len - a + 1 for a in agree]
+    return digits(draw, bases) if pick(draw, 4) else [base - 1 for base in bases]
+
+
+def most_agreement(config: Config, draft_len: int) -> int:
+    """With how many of ``draft_len`` drafts the target may agree: none, where only the target is guided."""
+    return 0 if config.guided_decoding and not config.traits.guides_drafts else draft_len
 
 
 def draw_matches(draw: Draw, config: Config, rows: int) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from scenarios import Config, Phase, Request, Scenario, Schedule, Step
 from scenarios import forced_acceptance as forced
 from strategies.choices import Draw, choose, pick
-from strategies.config import draw_prompt_len, room_of
+from strategies.config import draw_request, room_of
 from strategies.drafting import draw_draft_len
 from strategies.fault import KINDS, Kinds, draw_fault
 from strategies.layout import Layout, Room, draw_layout, runnable
@@ -150,7 +150,7 @@ class Composer:
         return draw_layout(draw, self.schedule, draft_len, arrive=lambda most: self._arrive(draw, most), graphs=sizes)
 
     def _arrive(self, draw: Draw, most: int) -> int:
-        request = Request(id=len(self.requests), prompt_len=draw_prompt_len(draw, self.schedule.config, most))
+        request = draw_request(draw, self.schedule.config, len(self.requests), most)
         self.requests.append(request)
         self.schedule.add(request)
         return request.id

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scenarios import BACKENDS, WORKERS, Config, Request, Schedule, UsageError, closest
 from scenarios.acceptance import VARIANTS
 from scenarios.trees import most_nodes
-from strategies.acceptance import draw_variants
+from strategies.acceptance import draw_thinking, draw_variants
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
 from strategies.layout import Room, pages
 from strategies.sizes import least_draft_len, prompt_lens
@@ -195,7 +195,13 @@ def _requests(
     draw: st.DrawFn, config: Config, longest: int, min_size: int, max_size: int, first_id: int
 ) -> tuple[Request, ...]:
     size = min_size + pick(draw, max_size - min_size + 1)
-    return tuple(Request(id=first_id + i, prompt_len=draw_prompt_len(draw, config, longest)) for i in range(size))
+    return tuple(draw_request(draw, config, first_id + i, longest) for i in range(size))
+
+
+def draw_request(draw: Draw, config: Config, request: int, longest: int) -> Request:
+    """The request with this id and a prompt of at most ``longest`` tokens."""
+    prompt_len = draw_prompt_len(draw, config, longest)
+    return Request(id=request, prompt_len=prompt_len, thinking=draw_thinking(draw, config))
 
 
 def draw_prompt_len(draw: Draw, config: Config, longest: int) -> int:

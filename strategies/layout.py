@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from hypothesis import strategies as st
 
 from scenarios import Context, Generation, RequestState, Schedule, UsageError
-from strategies.acceptance import draw_matches, least_agreement
+from strategies.acceptance import draw_matches, draw_near, least_agreement, most_agreement
 from strategies.choices import Draw, arrangement, choose, in_range
 from strategies.drafting import draw_agreements
 from strategies.sizes import SHAPES, chunk_lens, fitting_shape
@@ -214,11 +214,17 @@ def _with_agreements(
     draw: Draw, schedule: Schedule, draft_len: int, chunks: list[tuple[int, int]], running: list[int]
 ) -> Layout:
     steered = chunks if schedule.config.traits.drafts_for_contexts else []
-    least = least_agreement(schedule.config, draft_len)
-    agree = draw_agreements(draw, draft_len, len(steered) + len(running), least)
+    config, size = schedule.config, len(steered) + len(running)
+    agree = draw_agreements(draw, most_agreement(config, draft_len), size, least_agreement(config, draft_len))
+    near = draw_near(draw, config, draft_len, agree)
     contexts = [
-        Context(request=r, chunk=chunk, agree=agree[i] if steered else 0) for i, (r, chunk) in enumerate(chunks)
+        Context(request=r, chunk=chunk, agree=agree[i] if steered else 0, near=near[i] if steered else 0)
+        for i, (r, chunk) in enumerate(chunks)
     ]
-    match = draw_matches(draw, schedule.config, len(running))
-    generations = [Generation(request=r, agree=a, match=m) for r, a, m in zip(running, agree[len(steered) :], match)]
+    first = len(steered)
+    match = draw_matches(draw, config, len(running))
+    generations = [
+        Generation(request=r, agree=a, near=n, match=m)
+        for r, a, n, m in zip(running, agree[first:], near[first:], match)
+    ]
     return Layout(tuple(contexts), tuple(generations))

@@ -24,8 +24,10 @@ from engines.tracer import (
     disagree,
     locate,
     log_probabilities,
+    near,
     one_hot,
     own_terms,
+    two_choices,
 )
 from scenarios.tracer import PRIME, VOCAB_SIZE, d2t
 
@@ -42,18 +44,23 @@ class LMHead(nn.Module):
 
 
 class LogitsProcessor(nn.Module):
-    """Logits of hidden rows: float32 [rows, VOCAB_SIZE]."""
+    """Logits of hidden rows: float32 [rows, VOCAB_SIZE]; of a first choice alone, or of a second one too."""
+
+    def __init__(self, second_choice: bool = False) -> None:
+        super().__init__()
+        self._logits = two_choices if second_choice else one_hot
 
     def forward(
         self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
     ) -> Tensor:
-        return one_hot(lm_head(hidden_states))
+        return self._logits(lm_head(hidden_states))
 
 
 class Steering:
     """Makes a drafter as good as a scenario wants it: which of a row's drafts the target will agree with.
 
     agree     int64 [max_num_requests], device: so many, from the first on, per row
+    near      the same: to so many drafts, counted from the first on too, the target at least comes close
     depth     draft steps done in this forward
     sa_agree  as ``agree``, of the rows whose texts suffix automata extend
     sa_match  int64 [max_num_requests], device: length of the match in each of these texts
@@ -61,8 +68,17 @@ class Steering:
         speak the same vocabulary
     """
 
-    def __init__(self, max_num_requests: int, device: torch.device, *, draft_vocab_map: bool = False) -> None:
+    def __init__(
+        self,
+        max_num_requests: int,
+        device: torch.device,
+        *,
+        draft_vocab_map: bool = False,
+        second_choice: bool = False,
+    ) -> None:
         self.agree, self.sa_agree, self.sa_match = torch.zeros(3, max_num_requests, dtype=torch.int64, device=device)
+        self.near = torch.zeros_like(self.agree)
+        self._logits = two_choices if second_choice else one_hot
         self.depth = 0
         self.d2t = torch.tensor([d2t(i) for i in range(VOCAB_SIZE)], device=device) if draft_vocab_map else None
         self._token_of = None if self.d2t is None else self.d2t + torch.arange(VOCAB_SIZE, device=device)
@@ -71,9 +87,14 @@ class Steering:
         """Logits of the target's tokens, [rows, VOCAB_SIZE], as the draft head has them."""
         return logits if self._token_of is None else logits.index_select(1, self._token_of)
 
-    def steer(self, agree: list[int]) -> None:
-        """Set ``agree`` for the rows of the next step."""
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Logits of a draft head that chooses ``tokens`` (int64 [rows]), as it has them."""
+        return self.in_draft_vocab(self._logits(tokens))
+
+    def steer(self, agree: list[int], near: list[int]) -> None:
+        """Set ``agree`` for the rows of the next step, and how many drafts behind these are to come close."""
         self.agree[: len(agree)].copy_(torch.tensor(agree))
+        self.near[: len(near)].copy_(torch.tensor(near)).add_(self.agree[: len(near)])
 
     def steer_automata(self, agree: list[int], match: list[int]) -> None:
         """Set ``sa_agree`` and ``sa_match`` for the rows of the next step that have an automaton."""
@@ -101,10 +122,12 @@ class SteeredLogitsProcessor(nn.Module):
     ) -> Tensor:
         tokens = lm_head(hidden_states)
         if self.parallel:
-            return self.steering.in_draft_vocab(one_hot(self.steering.disturb(tokens, attn_metadata)))
+            return self.steering.logits(self.steering.disturb(tokens, attn_metadata))
         agrees = self.steering.agree[: len(tokens)] > self.steering.depth
+        is_near = self.steering.near[: len(tokens)] > self.steering.depth
         self.steering.depth += 1
-        return self.steering.in_draft_vocab(one_hot(torch.where(agrees, tokens, disagree(tokens))))
+        others = torch.where(is_near, near(tokens), disagree(tokens))
+        return self.steering.logits(torch.where(agrees, tokens, others))
 
 
 class SteeredMTPHead(SteeredLogitsProcessor):
@@ -155,8 +178,7 @@ class MarkovHead(nn.Module):
 
     def forward(self, block_logits: Tensor, attn_metadata: Any) -> Tensor:
         tokens = torch.argmax(block_logits, dim=-1).flatten()
-        corrected = one_hot(self.steering.disturb(tokens, attn_metadata))
-        return self.steering.in_draft_vocab(corrected).view_as(block_logits)
+        return self.steering.logits(self.steering.disturb(tokens, attn_metadata)).view_as(block_logits)
 
 
 class TracerModel(nn.Module):
@@ -419,12 +441,18 @@ class SpecDecOneEngineForCausalLM(nn.Module):
     """Target, drafter and worker as one model: one forward verifies and drafts."""
 
     def __init__(
-        self, tracer: Tracer, draft_model: DraftModel, spec_worker: nn.Module, experts: FusedMoE | None = None
+        self,
+        tracer: Tracer,
+        draft_model: DraftModel,
+        spec_worker: nn.Module,
+        experts: FusedMoE | None = None,
+        *,
+        second_choice: bool = False,
     ) -> None:
         super().__init__()
         self.model = TargetModel(tracer, experts)
         self.lm_head = LMHead()
-        self.logits_processor = LogitsProcessor()
+        self.logits_processor = LogitsProcessor(second_choice)
         self.draft_model = draft_model
         self.spec_worker = spec_worker
 

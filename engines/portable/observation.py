@@ -21,7 +21,11 @@ from engines.portable.spec_observation import (
     enhancer_buffers,
     enhancer_fields,
     force_accept_counter,
+    matcher_rows,
+    matchers,
     prepared_fields,
+    relaxed_deltas,
+    relaxed_deltas_left,
     slot_fields,
     spec_fields,
 )
@@ -146,7 +150,7 @@ class Observer:
         fields = self._metadata(self._attn_metadata)
         if not self._cuda_capture():
             accepted, counts = result[0], result[1].tolist()
-            fields.update(num_accepted_tokens=counts, accepted_tokens=_cut(accepted, counts))
+            fields.update(num_accepted_tokens=counts, accepted_tokens=_cut(accepted, counts), **self._matchers())
         self._add(VERIFIED, fields)
 
     def saved(self, result: Any, args: Any, kwargs: Any) -> None:
@@ -157,7 +161,8 @@ class Observer:
         """Before a call of the draft model."""
         fields = self._forward_metadata(of_target=False)
         if not self._cuda_capture():
-            fields.update(self._draft_inputs(kwargs), **self._caches.tables(self._attn_metadata, drafting=True))
+            fields.update(self._draft_inputs(kwargs), **self._matchers())
+            fields.update(self._caches.tables(self._attn_metadata, drafting=True))
             if self._sparse is not None:
                 fields.update(self._sparse.full_fields(self._attn_metadata))
         if "all_rank_num_tokens" in kwargs:
@@ -201,6 +206,9 @@ class Observer:
             **spec_fields(self._executor.spec_resource_manager, requests),
             **collectives(self._executor.model_engine.dist),
             **slot_fields(self._executor.spec_resource_manager),
+            **matchers(self._executor.guided_decoder),
+            **relaxed_deltas(self._executor.spec_resource_manager, requests),
+            **relaxed_deltas_left(self._executor.spec_resource_manager),
         )
         if self._context is not None:
             fields.update(self._context.content(requests.values()))
@@ -217,6 +225,9 @@ class Observer:
             if not lost:
                 fields.update(self._context_lengths(), **self._tree_fields(), **self._counter(), **self._tables())
         fields.update(slot_fields(self._executor.spec_resource_manager), **self._caches.ledger())
+        fields.update(
+            matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
+        )
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
@@ -234,11 +245,11 @@ class Observer:
         # Upstream's copies share what they save in, which a leak alone turns into a fault.
         if self._attn_metadata.is_cuda_graph and isinstance(self._attn_metadata, AttentionMetadata):
             fields["shared_with_eager"] = self._shared_with_eager()
-        self._add(ENTERED, fields)
+        self._add(ENTERED, {**fields, **self._matchers()})
 
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
         fields = {**self._metadata(self._attn_metadata), **self._context_lengths(), **self._tree_fields()}
-        fields.update({**self._chain_fields(), **self._counter(), **self._tables()})
+        fields.update({**self._chain_fields(), **self._counter(), **self._tables(), **self._matchers()})
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -274,6 +285,9 @@ class Observer:
 
     def _counter(self) -> Fields:
         return {} if self._cuda_capture() else force_accept_counter(self._worker)
+
+    def _matchers(self) -> Fields:
+        return {} if self._cuda_capture() else matcher_rows(self._executor.guided_decoder, self._batch.all_requests())
 
     def _tree_fields(self) -> Fields:
         if self._tree is None or self._cuda_capture():

@@ -19,7 +19,7 @@ from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.suffix_automaton import sa_manager_of
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
 from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError, batches
-from scenarios.tracer import prompt_token
+from scenarios.tracer import prompt
 
 _FOLDER = Path(__file__).parent
 _LINE_SITES = [
@@ -128,7 +128,7 @@ class PortableSession:
 
     def _llm_request(self, request: Request) -> LlmRequest:
         seed = self._config.seed
-        return LlmRequest(request.id, [prompt_token(seed, request.id, i) for i in range(request.prompt_len)])
+        return LlmRequest(request.id, prompt(seed, request.id, request.prompt_len, request.thinking))
 
     def _iteration(self, step: Step) -> tuple[Iteration, list[Context | Generation]]:
         """The step as the executor runs it, and its rows."""
@@ -156,13 +156,14 @@ class PortableSession:
         steering, threshold = self._model.draft_model.steering, self._config.sa_threshold
         if not threshold:
             agree = [row.agree for row in rows]
-            steering.steer(agree)
+            steering.steer(agree, [row.near for row in rows])
             steering.steer_automata(agree, agree)
             return
         takes_over = [isinstance(row, Generation) and row.match >= threshold for row in rows]
         # Layers keep what they drafted, right or wrong, once it is accepted.
         overridden = draft_len if self._config.traits.feeds_history else 0
-        steering.steer([overridden if takes else row.agree for takes, row in zip(takes_over, rows)])
+        agree = [overridden if takes else row.agree for takes, row in zip(takes_over, rows)]
+        steering.steer(agree, [0] * len(rows))
         gens = [(row.match, takes * row.agree) for takes, row in zip(takes_over, rows) if isinstance(row, Generation)]
         steering.steer_automata([agree for _, agree in gens], [match for match, _ in gens])
 
@@ -221,6 +222,7 @@ class PortableSession:
             Seam("attn_metadata.on_update", attn, "on_update", hook),
             Seam("attn_metadata.update_for_spec_dec", attn, "update_for_spec_dec", hook),
             *self._draft_seams(watch),
+            *self._guided_seams(),
             *self._collective_seams(),
             Seam("worker.sample_draft_tokens", worker, "sample_draft_tokens", launch),
             Seam("attn_metadata.restore_from_spec_dec", attn, "restore_from_spec_dec", SiteClass.RESTORE),
@@ -269,6 +271,12 @@ class PortableSession:
                 Seam("draft_model.logits", head, "forward", launch),
             )
         ]
+
+    def _guided_seams(self) -> list[Seam]:
+        """Seams of guided decoding, if there is any."""
+        decoder = self._executor.guided_decoder
+        names = ("execute", "add_draft_batch", "execute_draft_batch", "rollback_rejected_batch") if decoder else ()
+        return [Seam(f"guided_decoder.{name}", decoder, name, SiteClass.LAUNCH) for name in names]
 
     def _adopt(self, original: Any) -> Callable[..., None]:
         """A listener that gives the metadata of a graph wrappers of its own instead of the copied ones."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from engines.portable.distributed import Distributed
+from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
+from engines.portable.pyexecutor.llm_request import LlmRequest
 from engines.portable.pyexecutor.resource_manager import SlotManager, SpecResourceManager
 from engines.portable.speculative.capture import CapturingSpecMetadata
 from engines.portable.speculative.eagle3 import Eagle3ResourceManager
 from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMetadata
+from engines.portable.speculative.relaxed_acceptance import RelaxedDeltaManager
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager, sa_manager_of
 
 _IDS = 1 << 31
 """Ids of requests are below, those of dummies above."""
+
+_DIGITS = 6
+"""Of a float32, as far as numbers that are no sums of powers of two are told apart from what was configured."""
 
 
 def prepared_fields(spec: Any, rows: int) -> dict[str, Any]:
@@ -72,6 +78,44 @@ def slot_fields(manager: Any) -> dict[str, Any]:
         owners = automata.slot_manager.taken()
         fields["sa_requests"] = sorted(request if request < _IDS else -1 for request in owners)
     return fields
+
+
+def matcher_rows(decoder: CapturableGuidedDecoder | None, rows: Sequence[LlmRequest]) -> dict[str, list[Any]]:
+    """How far the matcher of each row is, and in which state; None for a row without one."""
+    if decoder is None:
+        return {}
+    slots = decoder.row_slots(rows)
+    return {"matcher_rows": [None if slot == decoder.dummy_slot else _matcher(decoder, slot) for slot in slots]}
+
+
+def matchers(decoder: CapturableGuidedDecoder | None) -> dict[str, dict[int, list[int]]]:
+    """The same of every request that holds one."""
+    if decoder is None:
+        return {}
+    return {"matchers": {i: _matcher(decoder, slot) for i, slot in decoder.slot_manager.taken().items()}}
+
+
+def _matcher(decoder: CapturableGuidedDecoder, slot: int) -> list[int]:
+    count = int(decoder.num_advanced_tokens[slot])
+    # Clamped: a matcher that was taken back too often is to be seen, too.
+    state = decoder.matcher_states[slot, min(max(count, 0), decoder.matcher_states.shape[1] - 1)]
+    return [count, int(state)]
+
+
+def relaxed_deltas(manager: Any, requests: Collection[int]) -> dict[str, dict[int, float]]:
+    """How far below the first choice what these requests accept may be; nothing where acceptance is strict."""
+    if not isinstance(manager, RelaxedDeltaManager) or manager.relaxed_delta_pool is None:
+        return {}
+    deltas = manager.relaxed_delta_pool[manager.slot_manager.get_slots(requests)].tolist()
+    return {"relaxed_delta": {i: round(delta, _DIGITS) for i, delta in zip(requests, deltas)}}
+
+
+def relaxed_deltas_left(manager: Any) -> dict[str, list[float]]:
+    """Deltas in slots that nobody holds."""
+    if not isinstance(manager, RelaxedDeltaManager) or manager.relaxed_delta_pool is None:
+        return {}
+    pool, taken = manager.relaxed_delta_pool.tolist(), set(manager.slot_manager.taken().values())
+    return {"relaxed_delta_left": [round(d, _DIGITS) for slot, d in enumerate(pool) if d and slot not in taken]}
 
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:

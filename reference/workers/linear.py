@@ -22,7 +22,7 @@ class LinearWorker(SpecWorker):
 
     def draft(self, batch: Batch) -> Drafting:
         """K calls; one without drafts for K = 0 (PR #16888 tells of what happens to drafters that skip it)."""
-        chains = [chain(row.text, row.end + 1, batch.draft_len, row.model_agree) for row in batch.rows]
+        chains = [chain(row.text, row.end + 1, batch.draft_len, row.model_agree, row.near) for row in batch.rows]
         calls = [self._ingest(batch)]
         calls += [self._extend(batch, chains, i) for i in range(1, batch.draft_len)]
         kv_lens = [row.end + batch.draft_len for row in batch.rows]
@@ -65,6 +65,9 @@ def shifted(row: Row) -> list[int]:
     """Ids that the first call feeds for a row: for each position fed to the target, the token of the next one.
 
     A context ends with the next prompt token (PR #18295) or, after the prompt, the accepted token. A generation
-    feeds what the target chose at each of its tokens, accepted or not.
+    feeds what the target chose at each of its tokens, accepted or not; relaxed acceptance leaves only the accepted ones
+    of them, with ones behind.
     """
-    return [*row.tokens[1:], row.text.token(row.end)] if row.is_context else row.choices
+    if row.is_context:
+        return [*row.tokens[1:], row.text.token(row.end)]
+    return row.choices if row.relaxed is None else row.accepted + [1] * (row.query - len(row.accepted))

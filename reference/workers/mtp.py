@@ -31,7 +31,8 @@ class MTPWorker(SpecWorker):
         """
         agrees = [batch.draft_len if row.overridden else row.agree for row in batch.rows]
         chains = [
-            chain(row.text, row.end + 1, batch.draft_len, agree) for row, agree in zip(batch.rows, agrees, strict=True)
+            chain(row.text, row.end + 1, batch.draft_len, agree, row.near)
+            for row, agree in zip(batch.rows, agrees, strict=True)
         ]
         return Drafting(
             calls=[self._look(batch, chains, i) for i in range(batch.draft_len)],

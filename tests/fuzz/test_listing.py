@@ -26,11 +26,17 @@ UPSTREAM = {
         "DraftTargetOneModelSpecMetadata",
         "SASpecMetadata",
     },
-    "per request": {"Eagle3ResourceManager", "MTPHiddenStatesManager", "SuffixAutomatonManager", "SpecTreeManager"},
+    "per request": {
+        "Eagle3ResourceManager",
+        "MTPHiddenStatesManager",
+        "SuffixAutomatonManager",
+        "SpecTreeManager",
+        "CapturableGuidedDecoder",
+    },
     "KV cache": {"KVCacheManager", "KVCacheManagerV2", "DSACacheManager", "DSACacheManagerV2"},
 }
 """By upstream's names. Not here yet: DeepSeek-V4 attention."""
-OWN = {"CapturingSpecMetadata", "SpecResourceManager", "SeqSlotManager"}
+OWN = {"CapturingSpecMetadata", "SpecResourceManager", "SeqSlotManager", "RelaxedDeltaManager"}
 """What upstream has under other names, or inside a worker."""
 
 

@@ -171,6 +171,59 @@ def forced(worker: str) -> Scenario:
     )
 
 
+def _judged(config: Config, *, thinking: bool = False, near: int = 0) -> Scenario:
+    """Start-up; three requests, one in chunks and one in the slot of another; without drafts once; a failure."""
+    worker = config.worker
+    few = 2 if config.traits.guides_drafts else 0
+    fault = Fault(site="target_model.forward", occurrence=1, kind=FaultKind.OOM)
+    chunks = (3, 4) if config.traits.chunked_prefill else (7,)
+    both = (Generation(request=0, agree=few), Generation(request=1, agree=min(few, 1), near=near))
+    return check(
+        Scenario(
+            config=config,
+            requests=(
+                Request(id=0, prompt_len=5, thinking=thinking),
+                Request(id=1, prompt_len=7, thinking=thinking),
+                Request(id=2, prompt_len=4),
+            ),
+            steps=(
+                Step(phase=Phase.CAPTURE, draft_len=3, generations=(_dummy(worker, 3, 4), _dummy(worker, 5, 3))),
+                Step(
+                    draft_len=3,
+                    contexts=(
+                        Context(request=0, chunk=5, agree=_agree(worker, few), near=near),
+                        Context(request=1, chunk=chunks[0], agree=_agree(worker, 1 if few else 0)),
+                    ),
+                ),
+                Step(
+                    draft_len=config.min_draft_len,
+                    contexts=tuple(Context(request=1, chunk=chunk) for chunk in chunks[1:]),
+                    generations=(Generation(request=0),),
+                ),
+                Step(draft_len=3, generations=both),
+                Step(phase=Phase.REPLAY, draft_len=3, generations=both, finish=(0,)),
+                Step(
+                    draft_len=3,
+                    contexts=(Context(request=2, chunk=4, agree=_agree(worker, few)),),
+                    generations=(Generation(request=1, agree=few),),
+                ),
+                Step(draft_len=3, generations=(Generation(request=1), Generation(request=2)), fault=fault),
+            ),
+        )
+    )
+
+
+def guided(worker: str) -> Scenario:
+    """A grammar masks what is chosen, and what is drafted where the worker lets it."""
+    return _judged(replace(_config(worker), guided_decoding=True))
+
+
+def relaxed(worker: str) -> Scenario:
+    """The target takes its second choice from requests that think."""
+    asked = {"use_relaxed_acceptance_for_thinking": True, "relaxed_topk": 2, "relaxed_delta": 0.5}
+    return _judged(replace(_config(worker), **asked), thinking=True, near=1)
+
+
 def failing(worker: str) -> Scenario:
     """A warm-up that runs out of memory, a served step that does, and what comes after each."""
     config, traits = _config(worker), WORKERS[worker]

@@ -24,12 +24,15 @@ from tests.invariants.cases import (
     enhanced,
     failing,
     forced,
+    guided,
     ranked,
+    relaxed,
     separate,
     served,
     sparse,
     started_up,
 )
+from tests.invariants.judged_mutations import JUDGED_MUTATIONS
 from tests.invariants.manager_mutations import MANAGER_MUTATIONS
 from tests.invariants.mutation import Mutation
 from tests.invariants.mutations import MUTATIONS
@@ -41,13 +44,15 @@ SPARSE.append(sparse(served(EAGLE), 12))
 ENHANCED = [enhanced(made) for made in (served(MTP), served(PARD), served(EAGLE), started_up(EAGLE), failing(EAGLE))]
 FORCED = [forced(EAGLE)]
 RANKED = [ranked(worker) for worker in WORKERS]
+JUDGED = [guided(worker) for worker in (EAGLE, PARD, MTP, SA)] + [relaxed(worker) for worker in (EAGLE, MTP)]
 APART = [separate(served(EAGLE), **MOVING), separate(failing(EAGLE)), separate(SPARSE[0]), separate(started_up(PARD))]
-CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE + FORCED + APART
-CASES += [*ENHANCED, *RANKED]
+CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
+CASES += [*FORCED, *JUDGED, *APART, *ENHANCED, *RANKED]
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
-FEW += [served(MTP), served(SA), *FORCED, *APART[:3], *ENHANCED[2:], ranked(MTP_EAGLE)]
-ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS]
+FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE), *APART[:3], *ENHANCED[2:]]
+FEW.append(ranked(MTP_EAGLE))
+ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS, *JUDGED_MUTATIONS]
 
 
 @cache

@@ -25,7 +25,9 @@ from tests.invariants.cases import (
     enhanced,
     failing,
     forced,
+    guided,
     ranked,
+    relaxed,
     separate,
     served,
     sparse,
@@ -38,12 +40,13 @@ from engines.portable import PortableEngine
 
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
+JUDGED = [forced(EAGLE), *(guided(worker) for worker in (EAGLE, PARD, MTP)), relaxed(EAGLE), relaxed(MTP)]
 RANKED = [ranked(MTP_EAGLE), ranked(EAGLE_TREE)]
 SPARSE = [*(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
 APART = [separate(SPARSE[1]), separate(SPARSE[2]), separate(failing(EAGLE)), separate(served(MTP))]
 MOVING = separate(served(PARD), kv_cache_manager="V2", host_offload=True)
 ENHANCED = [enhanced(scenario) for scenario in (*DENSE[1:3], served(MTP))]
-CASES = [*DENSE, *RANKED, forced(EAGLE), *SPARSE, *APART, MOVING, *ENHANCED]
+CASES = [*DENSE, *RANKED, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED]
 ENGINE = PortableEngine()
 
 

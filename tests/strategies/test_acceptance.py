@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scenarios import WORKERS, Config, Phase, UsageError, check
 from scenarios import forced_acceptance as forced
-from scenarios.acceptance import VARIANTS
+from scenarios.acceptance import VARIANTS, relaxes
 from strategies import configs, faulted_scenarios, scenarios
 from strategies.composer import Composer
 from tests.strategies.test_parts import all_of, simplest
@@ -21,6 +21,10 @@ def test_a_fair_share_has_a_variant() -> None:
     seen = all_of(configs(variants=VARIANTS), 400)
     assert {c.worker for c in seen if c.force_num_accepted_tokens} == set(FORCED)
     assert {c.worker for c in seen if c.draft_vocab_map} == {n for n, t in WORKERS.items() if t.draft_vocab}
+    assert {c.worker for c in seen if c.guided_decoding} == {n for n, t in WORKERS.items() if not t.tree}
+    relaxed = [c for c in seen if c.use_relaxed_acceptance_for_thinking]
+    assert {c.worker for c in relaxed} == {n for n, t in WORKERS.items() if t.relaxed_acceptance}
+    assert {relaxes(c) for c in relaxed} == {True, False}
     share = sum(c.force_num_accepted_tokens > 0 for c in seen) / sum(c.worker in FORCED for c in seen)
     assert 0.2 < share < 0.6
     assert any(forced.draws(c.force_num_accepted_tokens, c.max_draft_len) for c in seen)
@@ -46,6 +50,26 @@ def test_forced_scenarios_are_valid_and_reach_generations(force: float) -> None:
     for case in seen:
         check(case)
     assert any(step.generations and step.phase is Phase.EAGER for case in seen for step in case.steps)
+
+
+def test_requests_think_and_drafts_come_close_where_it_counts() -> None:
+    config = Config(
+        worker="MTPEagleWorker",
+        max_draft_len=3,
+        use_relaxed_acceptance_for_thinking=True,
+        relaxed_topk=2,
+        relaxed_delta=0.5,
+    )
+    seen = all_of(scenarios(config=config, max_steps=4), 40)
+    assert {r.thinking for case in seen for r in case.requests} == {True, False}
+    near = [g.near for case in seen for step in case.steps for g in step.generations]
+    assert {0, 1, 3} <= set(near)
+
+
+def test_workers_whose_drafts_are_not_guided_never_agree() -> None:
+    config = Config(worker="PARDWorker", max_draft_len=3, guided_decoding=True)
+    seen = all_of(scenarios(config=config, max_steps=4), 20)
+    assert not any(row.agree for case in seen for step in case.steps for row in step.rows)
 
 
 def test_matches_lie_around_the_threshold() -> None:

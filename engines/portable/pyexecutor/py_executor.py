@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
+from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.kv_cache_connector import KvCacheConnector
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
@@ -47,6 +48,7 @@ class PyExecutor:
         spec_resource_manager: SpecResourceManager | None = None,
         draft_kv_cache_manager: KVCacheManager | None = None,
         attention_dp: AttentionDPPadding | None = None,
+        guided_decoder: CapturableGuidedDecoder | None = None,
     ) -> None:
         self.model_engine = model_engine
         self.kv_cache_manager = kv_cache_manager
@@ -54,6 +56,7 @@ class PyExecutor:
         self.kv_connector = KvCacheConnector(kv_cache_manager)
         self.kv_cache_managers = [m for m in (kv_cache_manager, draft_kv_cache_manager) if m is not None]
         self.spec_resource_manager = spec_resource_manager
+        self.guided_decoder = guided_decoder
         self.sampler = sampler
         self.attention_dp = attention_dp
         self.active_requests: dict[int, LlmRequest] = {}
@@ -102,6 +105,8 @@ class PyExecutor:
         batch, phase = iteration.batch, iteration.phase
         self._pad_draft_tokens(iteration)
         self._prepare_resources(batch)
+        if self.guided_decoder is not None:
+            self.guided_decoder.add_batch(batch, iteration.draft_len)
         outputs = self.model_engine.forward(
             batch,
             iteration.draft_len,
@@ -118,9 +123,9 @@ class PyExecutor:
         for manager in self.kv_cache_managers:
             manager.add_dummy_requests(dummies)
             manager.prepare_resources(batch)
-        if self.spec_resource_manager is not None:
-            self.spec_resource_manager.add_dummy_requests(dummies)
-            self.spec_resource_manager.prepare_resources(batch)
+        for slots in self._slot_managers:
+            slots.add_dummy_requests(dummies)
+            slots.prepare_resources(batch)
 
     def _pad_draft_tokens(self, iteration: Iteration) -> None:
         """Give each request the draft slots of this step: its drafts, cut to the draft length, then padding."""
@@ -161,8 +166,13 @@ class PyExecutor:
             for manager in self.kv_cache_managers:
                 manager.free_resources(request)
             self.kv_connector.request_finished(request)
-            if self.spec_resource_manager is not None:
-                self.spec_resource_manager.free_resources(request)
+            for slots in self._slot_managers:
+                slots.free_resources(request)
+
+    @property
+    def _slot_managers(self) -> list[SpecResourceManager]:
+        """Who keeps something per request beside the KV cache."""
+        return [manager for manager in (self.spec_resource_manager, self.guided_decoder) if manager is not None]
 
 
 def is_cuda_error(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ from engines.portable.distributed import Distributed, FusedMoE
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.kv_cache_manager_v2 import KVCacheManagerV2
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
@@ -31,7 +32,7 @@ from engines.portable.speculative.utils import (
 )
 from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
-from scenarios.tracer import MASK_TOKEN
+from scenarios.tracer import BEGIN_THINKING_TOKEN, MASK_TOKEN
 
 _CACHE_CLASSES: Final[dict[tuple[str, bool], type[KVCacheManager]]] = {
     ("V1", False): KVCacheManager,
@@ -44,16 +45,7 @@ _CACHE_CLASSES: Final[dict[tuple[str, bool], type[KVCacheManager]]] = {
 
 def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     """The executor of a configuration, with model, worker, metadata, cache and graph runner on ``device``."""
-    spec_config = DecodingConfig(
-        spec_dec_mode=MODES[config.worker],
-        max_draft_len=config.max_draft_len,
-        num_extra_kv_tokens=config.num_extra_kv_tokens,
-        mask_token_id=MASK_TOKEN,
-        dynamic_tree_max_topK=config.dynamic_tree_max_topK,
-        dynamic_tree_max_nodes=config.max_total_draft_tokens,
-        force_num_accepted_tokens=config.force_num_accepted_tokens,
-        sa_threshold=config.sa_threshold,
-    )
+    spec_config = _spec_config(config)
     sparse = BACKENDS[config.attention_backend].sparse
     kv_cache_manager, draft_kv_cache_manager = _kv_cache_managers(config, spec_config, device)
     managers = [m for m in (kv_cache_manager, draft_kv_cache_manager) if m is not None]
@@ -72,15 +64,29 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_seq_len=config.max_seq_len,
         num_slots=config.num_blocks,
         tracer=tracer,
-        steering=Steering(config.max_num_requests, device, draft_vocab_map=config.draft_vocab_map),
+        steering=Steering(
+            config.max_num_requests,
+            device,
+            draft_vocab_map=config.draft_vocab_map,
+            second_choice=config.guided_decoding,
+        ),
         device=device,
         dist=dist,
     )
     spec_resource_manager = get_spec_resource_manager(setting)
     draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
     worker.set_draft_model(draft_model)
+    guided_decoder = _create_guided_decoder(config, device) if config.guided_decoding else None
+    if guided_decoder is not None:
+        worker.set_guided_decoder(guided_decoder)
     model_engine = PyTorchModelEngine(
-        model=SpecDecOneEngineForCausalLM(tracer, draft_model, worker, FusedMoE(dist, "target_model.moe")),
+        model=SpecDecOneEngineForCausalLM(
+            tracer,
+            draft_model,
+            worker,
+            FusedMoE(dist, "target_model.moe"),
+            second_choice=config.guided_decoding or config.use_relaxed_acceptance_for_thinking,
+        ),
         spec_config=spec_config,
         spec_metadata=get_spec_metadata(setting, spec_resource_manager),
         kv_cache_manager=kv_cache_manager,
@@ -108,6 +114,36 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         spec_resource_manager,
         draft_kv_cache_manager,
         AttentionDPPadding(config, dist),
+        guided_decoder,
+    )
+
+
+def _spec_config(config: Config) -> DecodingConfig:
+    return DecodingConfig(
+        spec_dec_mode=MODES[config.worker],
+        max_draft_len=config.max_draft_len,
+        num_extra_kv_tokens=config.num_extra_kv_tokens,
+        mask_token_id=MASK_TOKEN,
+        dynamic_tree_max_topK=config.dynamic_tree_max_topK,
+        dynamic_tree_max_nodes=config.max_total_draft_tokens,
+        force_num_accepted_tokens=config.force_num_accepted_tokens,
+        sa_threshold=config.sa_threshold,
+        use_relaxed_acceptance_for_thinking=config.use_relaxed_acceptance_for_thinking,
+        relaxed_topk=config.relaxed_topk,
+        relaxed_delta=config.relaxed_delta,
+        begin_thinking_phase_token=BEGIN_THINKING_TOKEN,
+    )
+
+
+def _create_guided_decoder(config: Config, device: torch.device) -> CapturableGuidedDecoder:
+    width = config.tokens_per_gen_step(config.max_draft_len)
+    return CapturableGuidedDecoder(
+        num_slots=config.num_blocks,
+        max_num_requests=config.max_num_requests,
+        width=width,
+        # A text with the rows that are fed behind its end.
+        max_tokens=config.max_seq_len + width,
+        device=device,
     )
 
 

@@ -113,6 +113,7 @@ class DFlashWorker(ParallelSpecWorker):
 
         The context grows all the same. Upstream leaves it as it is, and is short of a token from then on.
         """
+        self._execute_guided_decoder_if_present(logits)
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
@@ -130,6 +131,7 @@ class DFlashWorker(ParallelSpecWorker):
         draft_model: Any,
     ) -> dict[str, Tensor]:
         draft_len, num_contexts = spec_metadata.runtime_draft_len, attn_metadata.num_contexts
+        self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self._prepare_attn_metadata_for_spec_dec(attn_metadata)
@@ -148,6 +150,7 @@ class DFlashWorker(ParallelSpecWorker):
             block = draft_logits.view(-1, draft_len, draft_logits.shape[-1])
             block = self._refine_block_logits(block, draft_model, attn_metadata)
             drafts[num_contexts:] = self._override_drafts(self.sample_draft_tokens(block, spec_metadata))
+        self._rollback_guided_decoder_after_verify(num_accepted)
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         self._apply_kv_rewind_after_draft(attn_metadata)
         return self._outputs(logits, accepted, num_accepted, drafts)

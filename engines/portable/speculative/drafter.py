@@ -79,5 +79,5 @@ class Drafter:
     worker: Callable[[Setting], SpecWorkerBase]
     spec_metadata: Callable[[Setting, Any], SpecMetadata]
     draft_model: Callable[[Setting], DraftModel]
-    resource_manager: Callable[[Setting], SpecResourceManager] | None = None
+    resource_manager: Callable[[Setting], SpecResourceManager | None] | None = None
     use_dynamic_tree: bool = False

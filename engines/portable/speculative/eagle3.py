@@ -10,15 +10,15 @@ from torch import Tensor
 
 from engines.portable._utils import host_tensor
 from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, Eagle3DraftModel
-from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.capture import CapturingSpecMetadata
-from engines.portable.speculative.drafter import Drafter
+from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
 from engines.portable.speculative.linear import DraftInputs, LinearSpecWorker
 from engines.portable.speculative.mode import SpeculativeDecodingMode
+from engines.portable.speculative.relaxed_acceptance import RelaxedAcceptanceWorker, RelaxedDeltaManager
 
 
-class Eagle3ResourceManager(SpecResourceManager):
+class Eagle3ResourceManager(RelaxedDeltaManager):
     """Slots of the requests, and buffers of the metadata that the metadata of all graphs share.
 
     There are as many slots as upstream's formula has: of a batch, of ``num_slots``, or of ``max_seq_len``, and one.
@@ -38,9 +38,10 @@ class Eagle3ResourceManager(SpecResourceManager):
         max_num_tokens: int,
         max_total_draft_tokens: int,
         num_slots: int,
+        relaxed: bool,
         device: torch.device,
     ) -> None:
-        super().__init__(max(num_slots, max_num_requests, max_seq_len) + 1)
+        super().__init__(max(num_slots, max_num_requests, max_seq_len) + 1, relaxed=relaxed, device=device)
         rows = min(max_num_tokens, max_num_requests * max_seq_len) + (max_total_draft_tokens + 1) * max_num_requests
         width = hidden_size * num_capture_layers
         self.hidden_states = torch.empty(rows, width, dtype=torch.int64, device=device)
@@ -87,12 +88,31 @@ class Eagle3OneModelSpecMetadata(CapturingSpecMetadata):
         return num_tokens - num_generations * self.max_total_draft_tokens
 
 
-class Eagle3OneModelWorker(LinearSpecWorker):
+class Eagle3OneModelWorker(RelaxedAcceptanceWorker, LinearSpecWorker):
     """Eagle3, and MTP-Eagle when the configured mode says so."""
 
     def __init__(self, spec_config: DecodingConfig) -> None:
         super().__init__(spec_config)
         self.is_mtp_eagle = spec_config.spec_dec_mode.is_mtp_eagle_one_model()
+
+    def _relaxed_delta_pool(self, spec_metadata: Eagle3OneModelSpecMetadata) -> Tensor:
+        pool: Tensor = spec_metadata.spec_resource_manager.relaxed_delta_pool
+        return pool
+
+    def _forward_impl(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        logits: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
+    ) -> dict[str, Tensor]:
+        self._update_relaxed_delta(input_ids, attn_metadata, spec_metadata)
+        return super()._forward_impl(
+            input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
+        )
 
     def _drafter_hidden_states(
         self, draft_model: Any, hidden_states: Tensor, spec_metadata: Eagle3OneModelSpecMetadata
@@ -127,6 +147,21 @@ class MTPEagleWorker(Eagle3OneModelWorker):
     """
 
 
+def eagle3_resource_manager(setting: Setting, num_capture_layers: int) -> Eagle3ResourceManager:
+    """The manager for metadata that captures so many layers."""
+    return Eagle3ResourceManager(
+        hidden_size=HIDDEN_SIZE,
+        num_capture_layers=num_capture_layers,
+        max_num_requests=setting.max_num_requests,
+        max_seq_len=setting.max_seq_len,
+        max_num_tokens=setting.max_num_tokens,
+        max_total_draft_tokens=setting.spec_config.max_total_draft_tokens,
+        num_slots=setting.num_slots,
+        relaxed=setting.spec_config.use_relaxed_acceptance_for_thinking,
+        device=setting.device,
+    )
+
+
 DRAFTERS = (
     Drafter(
         name="Eagle3OneModelWorker",
@@ -136,15 +171,6 @@ DRAFTERS = (
             **setting.sizes, **setting.capture, spec_resource_manager=manager
         ),
         draft_model=lambda setting: Eagle3DraftModel(setting.tracer, setting.steering, setting.head()),
-        resource_manager=lambda setting: Eagle3ResourceManager(
-            hidden_size=HIDDEN_SIZE,
-            num_capture_layers=NUM_LAYERS,
-            max_num_requests=setting.max_num_requests,
-            max_seq_len=setting.max_seq_len,
-            max_num_tokens=setting.max_num_tokens,
-            max_total_draft_tokens=setting.spec_config.max_total_draft_tokens,
-            num_slots=setting.num_slots,
-            device=setting.device,
-        ),
+        resource_manager=lambda setting: eagle3_resource_manager(setting, NUM_LAYERS),
     ),
 )

@@ -18,6 +18,7 @@ from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.sa_enhancer import SADraftEnhancer
 
 if TYPE_CHECKING:
+    from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
     from engines.portable.pyexecutor.llm_request import LlmRequest
     from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 
@@ -41,6 +42,10 @@ class DecodingConfig:
     dynamic_tree_max_nodes    nodes that a tree keeps, its root not counted
     force_num_accepted_tokens drafts that generations accept whatever was drafted, 0 for those that the target agrees
         with; its fraction is the chance of one more (upstream: an environment variable)
+    use_relaxed_acceptance_for_thinking  whether requests that think accept drafts close to the target's choice
+    relaxed_topk         among how many of its choices they have to be
+    relaxed_delta        how far below the first choice their probability may be
+    begin_thinking_phase_token  what a prompt has whose request thinks
     sa_threshold              from which match length on a suffix automaton drafts instead; 0 without one
     """
 
@@ -51,6 +56,10 @@ class DecodingConfig:
     dynamic_tree_max_topK: int = 0
     dynamic_tree_max_nodes: int = 0
     force_num_accepted_tokens: float = 0.0
+    use_relaxed_acceptance_for_thinking: bool = False
+    relaxed_topk: int = 0
+    relaxed_delta: float = 0.0
+    begin_thinking_phase_token: int = -1
     sa_threshold: int = 0
 
     @property
@@ -205,6 +214,7 @@ class SpecWorkerBase(nn.Module, ABC):
         self._force_accept_rng_pool: Tensor | None = None
         self._force_accept_rng_counter: Tensor | None = None
         self._d2t: Tensor | None = None
+        self.guided_decoder: CapturableGuidedDecoder | None = None
 
     def set_force_num_accepted_tokens(self, value: float, device: torch.device) -> None:
         """Make generations accept ``value`` drafts, by ``_apply_force_accepted_tokens``; before the first forward.
@@ -221,6 +231,21 @@ class SpecWorkerBase(nn.Module, ABC):
     def set_draft_model(self, draft_model: Any) -> None:
         """Learn the draft model's vocabulary: ``d2t``, int64 [draft vocabulary], of its ``model`` where it has one."""
         self._d2t = getattr(getattr(draft_model, "model", None), "d2t", None)
+
+    def set_guided_decoder(self, guided_decoder: CapturableGuidedDecoder) -> bool:
+        """Let a grammar restrict what requests choose; says whether the worker can, and every one can."""
+        self.guided_decoder = guided_decoder
+        return True
+
+    def _execute_guided_decoder_if_present(self, logits: Tensor) -> None:
+        """Mask the target's logits in place, before anything is chosen of them."""
+        if self.guided_decoder is not None:
+            self.guided_decoder.execute(logits)
+
+    def _rollback_guided_decoder_after_verify(self, num_accepted_tokens: Tensor) -> None:
+        """Let the matchers forget what was not accepted, int32 [n], where drafting does not tell them (PR #19296)."""
+        if self.guided_decoder is not None:
+            self.guided_decoder.rollback_rejected_batch(num_accepted_tokens)
 
     @property
     def _saved_attn_metadata(self) -> Any:

@@ -62,6 +62,7 @@ class LinearSpecWorker(SpecWorkerBase):
             return self.skip_drafting(
                 input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
             )
+        self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self._save_attn_metadata(attn_metadata, spec_metadata)
@@ -88,6 +89,7 @@ class LinearSpecWorker(SpecWorkerBase):
 
         The drafter is fed all the same: a step that it misses would leave a hole in its cache (PR #16888).
         """
+        self._execute_guided_decoder_if_present(logits)
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
@@ -128,8 +130,14 @@ class LinearSpecWorker(SpecWorkerBase):
         gather_ids = self._first_gather_ids(num_accepted, attn_metadata, spec_metadata)
         next_draft_tokens = []
         for i in range(spec_metadata.runtime_draft_len):
+            if self.guided_decoder is not None:
+                # Only handed over, so it does not matter that upstream's Eagle3 does it behind the forward.
+                new_tokens = inputs["input_ids"].index_select(0, gather_ids)
+                self.guided_decoder.add_draft_batch(new_tokens, num_accepted, draft_step=i)
             hidden, hidden_to_save = self._forward_draft_model(draft_model, inputs, attn_metadata, spec_metadata, i)
             logits = self._draft_logits(draft_model, hidden.index_select(0, gather_ids), attn_metadata)
+            if self.guided_decoder is not None:
+                self.guided_decoder.execute_draft_batch(logits, self._d2t, draft_step=i)
             tokens = self.sample_draft_tokens(logits, spec_metadata, draft_step=i)
             next_draft_tokens.append(tokens)
             positions = inputs["position_ids"].index_select(0, gather_ids) + 1

@@ -10,15 +10,20 @@ from torch import Tensor
 
 from engines.portable._utils import host_tensor
 from engines.portable.models import HIDDEN_SIZE, MTPDraftModel, MTPEagleDraftModel
-from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
-from engines.portable.speculative.drafter import Drafter
-from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, MTPEagleWorker
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
+from engines.portable.speculative.drafter import Drafter, Setting
+from engines.portable.speculative.eagle3 import (
+    Eagle3OneModelSpecMetadata,
+    Eagle3ResourceManager,
+    MTPEagleWorker,
+    eagle3_resource_manager,
+)
+from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
+from engines.portable.speculative.relaxed_acceptance import RelaxedAcceptanceWorker, RelaxedDeltaManager
 
 
-class MTPHiddenStatesManager(SpecResourceManager):
+class MTPHiddenStatesManager(RelaxedDeltaManager):
     """The last ``max_draft_len`` cached tokens of each request with the target's hidden states of them, by slot.
 
     What a slot's last owner left is overwritten by the prompt, which is long enough for that.
@@ -27,8 +32,10 @@ class MTPHiddenStatesManager(SpecResourceManager):
     mtp_past_hidden_states_pool  int64 [slots, Kmax, hidden_size], device
     """
 
-    def __init__(self, max_draft_len: int, hidden_size: int, num_slots: int, device: torch.device) -> None:
-        super().__init__(num_slots)
+    def __init__(
+        self, max_draft_len: int, hidden_size: int, num_slots: int, device: torch.device, *, relaxed: bool = False
+    ) -> None:
+        super().__init__(num_slots, relaxed=relaxed, device=device)
         shape = num_slots, max_draft_len
         self.mtp_past_tokens_pool = torch.zeros(shape, dtype=torch.int32, device=device)
         self.mtp_past_hidden_states_pool = torch.zeros(*shape, hidden_size, dtype=torch.int64, device=device)
@@ -60,7 +67,7 @@ class MTPSpecMetadata(SpecMetadata):
         return num_tokens - num_generations
 
 
-class MTPWorker(SpecWorkerBase):
+class MTPWorker(RelaxedAcceptanceWorker):
     """Vanilla MTP: layer ``i`` drafts the token ``i + 1`` after the accepted ones, from tokens shifted by ``i + 1``.
 
     A generation feeds each layer its last K positions again, as what was drafted beyond the accepted tokens may
@@ -78,6 +85,11 @@ class MTPWorker(SpecWorkerBase):
         """Drafts per request at most."""
         return self.spec_config.max_draft_len
 
+    def _relaxed_delta_pool(self, spec_metadata: MTPSpecMetadata) -> Tensor:
+        pool = spec_metadata.mtp_hidden_states_manager.relaxed_delta_pool
+        assert pool is not None
+        return pool
+
     def _forward_impl(
         self,
         input_ids: Tensor,
@@ -88,6 +100,8 @@ class MTPWorker(SpecWorkerBase):
         spec_metadata: Any,
         draft_model: Any,
     ) -> dict[str, Tensor]:
+        self._update_relaxed_delta(input_ids, attn_metadata, spec_metadata)
+        self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self.update_mtp_hidden_states(input_ids, hidden_states, num_accepted, attn_metadata, spec_metadata)
@@ -96,21 +110,31 @@ class MTPWorker(SpecWorkerBase):
         )
         self.change_attn_metadata(num_accepted, attn_metadata, spec_metadata)
         with draft_kv_cache_context(attn_metadata):
-            drafts = self._forward_layers(inputs, attn_metadata, spec_metadata, draft_model)
+            drafts = self._forward_layers(inputs, num_accepted, attn_metadata, spec_metadata, draft_model)
         num_contexts = attn_metadata.num_contexts
         drafts = torch.cat([drafts[:num_contexts], self._override_drafts(drafts[num_contexts:])])
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         return self._outputs(logits, accepted, num_accepted, drafts)
 
     def _forward_layers(
-        self, inputs: dict[str, Tensor], attn_metadata: Any, spec_metadata: Any, draft_model: Any
+        self,
+        inputs: dict[str, Tensor],
+        num_accepted: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
     ) -> Tensor:
         """One forward of each layer: drafts, int32 [n, K]."""
         last_tokens = torch.cumsum(attn_metadata.seq_lens_cuda, dim=0) - 1
         next_draft_tokens = []
         for i, layer in enumerate(draft_model.mtp_layers):
+            if self.guided_decoder is not None:
+                new_tokens = inputs["input_ids"].index_select(0, last_tokens)
+                self.guided_decoder.add_draft_batch(new_tokens, num_accepted, draft_step=i)
             hidden = layer(embed_tokens=draft_model.embed_tokens, **inputs, attn_metadata=attn_metadata)
             draft_logits = layer.shared_head(hidden, draft_model.lm_head, attn_metadata)
+            if self.guided_decoder is not None:
+                self.guided_decoder.execute_draft_batch(draft_logits, draft_step=i)
             tokens = self.sample_draft_tokens(draft_logits, spec_metadata, draft_step=i)
             next_draft_tokens.append(tokens)
             inputs = self._shift_inputs(inputs, last_tokens, tokens, hidden.index_select(0, last_tokens))
@@ -204,15 +228,23 @@ class MTPWorker(SpecWorkerBase):
         }
 
 
+def mtp_eagle_resource_manager(setting: Setting) -> Eagle3ResourceManager | None:
+    """What MTP-Eagle keeps per request: nothing but how it accepts."""
+    return eagle3_resource_manager(setting, 0) if setting.spec_config.use_relaxed_acceptance_for_thinking else None
+
+
 DRAFTERS = (
     Drafter(
         name="MTPEagleWorker",
         mode=SpeculativeDecodingMode.MTP_EAGLE_ONE_MODEL,
         worker=lambda setting: MTPEagleWorker(setting.spec_config),
-        spec_metadata=lambda setting, _: Eagle3OneModelSpecMetadata(**setting.sizes, hidden_size=HIDDEN_SIZE),
+        spec_metadata=lambda setting, manager: Eagle3OneModelSpecMetadata(
+            **setting.sizes, hidden_size=HIDDEN_SIZE, spec_resource_manager=manager
+        ),
         draft_model=lambda setting: MTPEagleDraftModel(
             setting.tracer, setting.steering, setting.head(), setting.draft_experts
         ),
+        resource_manager=mtp_eagle_resource_manager,
     ),
     Drafter(
         name="MTPWorker",
@@ -221,7 +253,11 @@ DRAFTERS = (
         spec_metadata=lambda setting, manager: MTPSpecMetadata(**setting.sizes, mtp_hidden_states_manager=manager),
         draft_model=lambda setting: MTPDraftModel(setting.tracer, setting.steering, setting.spec_config.max_draft_len),
         resource_manager=lambda setting: MTPHiddenStatesManager(
-            setting.spec_config.max_draft_len, HIDDEN_SIZE, setting.num_slots, setting.device
+            setting.spec_config.max_draft_len,
+            HIDDEN_SIZE,
+            setting.num_slots,
+            setting.device,
+            relaxed=setting.spec_config.use_relaxed_acceptance_for_thinking,
         ),
     ),
 )

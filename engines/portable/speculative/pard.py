@@ -43,6 +43,7 @@ class PARDWorker(ParallelSpecWorker):
         draft_model: Any,
     ) -> dict[str, Tensor]:
         draft_len, num_contexts = spec_metadata.runtime_draft_len, attn_metadata.num_contexts
+        self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         accepted = torch.nn.functional.pad(accepted, (0, draft_len - 1))
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
@@ -62,6 +63,7 @@ class PARDWorker(ParallelSpecWorker):
             )
             block = draft_logits.view(-1, draft_len, draft_logits.shape[-1])
             drafts[num_contexts:, :draft_len] = self._override_drafts(self.sample_draft_tokens(block, spec_metadata))
+        self._rollback_guided_decoder_after_verify(num_accepted)
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         self._apply_kv_rewind_after_draft(attn_metadata)
         return self._outputs(logits, accepted, num_accepted, drafts)

@@ -56,8 +56,10 @@ class SAWorker(SpecWorkerBase):
             return self.skip_drafting(
                 input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
             )
+        self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         drafts = self._generate_draft_tokens(accepted, num_accepted, attn_metadata, spec_metadata)
+        self._rollback_guided_decoder_after_verify(num_accepted)
         return self._outputs(logits, accepted, num_accepted, drafts)
 
     def skip_drafting(
@@ -74,6 +76,7 @@ class SAWorker(SpecWorkerBase):
 
         The text grows all the same: a step that the automaton misses would leave a hole in it (PR #16888).
         """
+        self._execute_guided_decoder_if_present(logits)
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
         drafts = self._generate_draft_tokens(accepted, num_accepted, attn_metadata, spec_metadata)
