@@ -42,8 +42,8 @@ def captured_too_few(patch: Patch) -> None:
 def by_the_step(patch: Patch) -> None:
     from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata
 
-    def dp_num_tokens(self: Any) -> int:
-        return int(self.num_tokens - self.num_generations * self.runtime_draft_len)
+    def dp_num_tokens(self: Any, num_tokens: int, num_generations: int) -> int:
+        return int(num_tokens - num_generations * self.runtime_draft_len)
 
     patch(Eagle3OneModelSpecMetadata, "dp_num_tokens", dp_num_tokens)
 

@@ -20,6 +20,7 @@ class HiddenStatesResources(MTPHiddenStatesManager):
         self.slot_manager = manager.slot_manager
         self.mtp_past_tokens_pool = manager.mtp_past_tokens_pool
         self.mtp_past_hidden_states_pool = manager.mtp_past_hidden_states_pool
+        self.relaxed_delta_pool = None  # relaxed acceptance is refused
 
     def add_dummy_requests(self, requests: Sequence[LlmRequest]) -> None:
         """Reserve the slots of dummy generations; contexts get theirs as all contexts do."""

@@ -33,7 +33,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(f'"""From the page."""\n\n{text}')
     model = folder / "scenarios/model.py"
     (line,) = re.findall(r"^WorkerTraits\(.*\)$", PAGE, re.MULTILINE)
-    first = '        WorkerTraits("Eagle3OneModelWorker"'
+    first = '        WorkerTraits(\n            "Eagle3OneModelWorker"'
     assert first in model.read_text()
     model.write_text(model.read_text().replace(first, f"        {line},\n{first}", 1))
     return folder
