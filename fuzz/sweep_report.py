@@ -30,6 +30,8 @@ class SweepSummary(Summary):
 
     def feed(self, event: Event) -> None:
         """Take note of an event; the first one brings with it what earlier runs have seen."""
+        if isinstance(event, CampaignStarted) and self.start is not None:
+            return  # a campaign announces itself again, and what is added up would be lost
         super().feed(event)
         if isinstance(event, CampaignStarted) and self.plan is not None:
             for past in self.plan.past:
