@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from fuzz.events import (
     BatchFinished,
@@ -19,7 +19,7 @@ from fuzz.events import (
     UnitRefused,
     WorkerDied,
 )
-from fuzz.executors import Executor
+from fuzz.executors import Executor, Plan
 from fuzz.unit import Unit
 from scenarios import UsageError
 
@@ -120,7 +120,15 @@ class Lanes:
         self._known.setdefault((unit.worker, unit.bug), set()).update(keys)
 
 
-def campaign(start: CampaignStarted, plan: Lanes, executor: Executor) -> Events:
+class CampaignPlan(Plan, Protocol):
+    """The plan of a whole campaign."""
+
+    def given_up(self) -> Iterator[HarnessError]:
+        """What it could not have done, once there are no more units."""
+        ...
+
+
+def campaign(start: CampaignStarted, plan: CampaignPlan, executor: Executor) -> Events:
     """Run the plan; the same violation by the same worker is passed on once.
 
     Raises ``UsageError`` if a unit cannot run here. To stop early, close the iterator: there is then no

@@ -202,6 +202,54 @@ def fuzz(
     return commands.fuzz(target, seconds=seconds, processes=processes, output=output)
 
 
+@app.command()
+def sweep(
+    max_batch: Annotated[int, typer.Option("--max-batch", metavar="N", help="Most rows of the step under test.")] = 3,
+    max_draft_len: Annotated[int, typer.Option("--max-draft-len", metavar="N", help="Largest draft length.")] = 3,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Served steps from the one under test on.")] = 2,
+    max_time: Annotated[
+        str | None, typer.Option("--max-time", metavar="TIME", help="When to stop; another run goes on.")
+    ] = None,
+    max_points: Annotated[
+        int | None, typer.Option("--max-points", metavar="N", help="Most scenarios; another run goes on.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Start over instead of going on.")] = False,
+    engine: EngineOption = "portable",
+    device: DeviceOption = "cpu",
+    trtllm_source: SourceOption = None,
+    worker: WorkerOption = None,
+    invariant: InvariantOption = None,
+    faults: FaultsOption = "seams",
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    report_dir: ReportOption = None,
+) -> int:
+    """Run every small scenario with every single fault in it; goes on where an earlier run stopped."""
+    from fuzz import commands, options
+
+    target = options.target(
+        engine=engine,
+        device=device,
+        worker=worker,
+        invariant=invariant,
+        faults=faults,
+        max_draft_len=max_draft_len,
+        seed=0,
+    )
+    scope = options.scope(max_batch=max_batch, max_draft_len=max_draft_len, steps=steps, target=target)
+    if max_points is not None:
+        options.at_least("--max-points", max_points, 1)
+    return commands.sweep(
+        target,
+        scope,
+        points=max_points,
+        seconds=None if max_time is None else options.duration(max_time),
+        again=again,
+        processes=options.processes(workers, os.cpu_count() or 1),
+        output=commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir)),
+    )
+
+
 @app.command(cls=OptionalBug)
 def replay(
     names: Annotated[

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import typer
 
 from fuzz import acceptance, doctor, listing
-from fuzz.campaign import Lanes, campaign
+from fuzz.campaign import CampaignPlan, Lanes, campaign
 from fuzz.display import coloured, escaped, watch
 from fuzz.engines import PORTABLE, load
 from fuzz.events import CampaignStarted, Event
@@ -26,8 +26,11 @@ from fuzz.museum_report import MuseumSummary
 from fuzz.options import Target
 from fuzz.replay import Replay, replay
 from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary
+from fuzz.scope import Scope, Slice, asks, slices
 from fuzz.store import Store
 from fuzz.subject import Subject, find_subject, read_subject
+from fuzz.sweep_plan import UNIT_POINTS, Slices
+from fuzz.sweep_report import SweepSummary
 from fuzz.unit import Unit
 from invariants import all_invariants, find
 from scenarios import Finding, UsageError, finding_to_json
@@ -106,6 +109,29 @@ def fuzz(target: Target, *, seconds: float, processes: int, output: Output) -> i
     ]
     start = _start("fuzz", target, seconds=seconds)
     return _report(target, start, Lanes(units, seconds=seconds), processes, output)
+
+
+def sweep(
+    target: Target,
+    scope: Scope,
+    *,
+    points: int | None,
+    seconds: float | None,
+    again: bool,
+    processes: int,
+    output: Output,
+) -> int:
+    """Run every point of a small scope, or as many as the limits allow; another run goes on from there."""
+    units = [
+        _unit(target, worker, UNIT_POINTS, slice=Slice(scope=scope, number=0, of=slices(scope, worker)))
+        for worker in target.workers
+    ]
+    asked = [find(slug) for slug in target.invariants] or [i for i in all_invariants() if asks(i)]
+    plan = Slices(units, Store(), points=points, seconds=seconds, again=again)
+    summary = SweepSummary(asked, named=bool(target.invariants), plan=plan)
+    _hunt(_start("sweep", target, cases=points, seconds=seconds), plan, processes, summary)
+    output.write(summary.to_json(), summary.lines(), [event.finding for event in summary.found])
+    return summary.status
 
 
 def museum(target: Target, *, bugs: Sequence[str], cases: int | None, processes: int, output: Output) -> int:
@@ -233,7 +259,7 @@ def _start(command: str, target: Target, *, cases: int | None = None, seconds: f
     )
 
 
-def _hunt(start: CampaignStarted, plan: Lanes, processes: int, listener: Listener) -> None:
+def _hunt(start: CampaignStarted, plan: CampaignPlan, processes: int, listener: Listener) -> None:
     """Run a campaign; Ctrl-C or SIGTERM ends it early, and what it has found so far stands."""
     store = Store()
     store.prepare()

@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
+from fuzz.scope import Slice
 from scenarios import Finding, Scenario
 from scenarios.codec import from_json, to_json
 
@@ -65,12 +66,31 @@ class CampaignStarted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a slice of a small scope is done.
+
+    slice     with ``done`` as it is now
+    complete  whether no point of it is left
+    points    site -> points with a fault there that were run, "" -> those without a fault
+    fired     site -> how often the fault was raised
+    refused   points that the engine would not run
+    """
+
+    slice: Slice
+    complete: bool
+    points: Mapping[str, int] = field(default_factory=dict)
+    fired: Mapping[str, int] = field(default_factory=dict)
+    refused: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchFinished:
-    """Some cases of one worker are done."""
+    """Some cases of one worker are done; ``progress`` where they are points of a small scope."""
 
     worker: str
     tally: Tally
     bug: str | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,17 @@ from typing import Final
 import fuzz.engines
 from engines.base import INJECTORS, LINES
 from fuzz.files import check_writable
+from fuzz.scope import Scope, asks
 from scenarios import BACKENDS, WORKERS, UsageError, closest
 
 NO_FAULTS: Final = "none"
 LONGEST: Final = 30 * 24 * 3600
 """Most seconds of a campaign."""
 MOST_PROCESSES: Final = 256
+MOST_ROWS: Final = 16
+"""Most rows of a batch in a sweep."""
+MOST_STEPS: Final = 16
+"""Most served steps of a scenario in a sweep."""
 _DURATION: Final = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d+)?)s?)?")
 
 
@@ -61,6 +66,18 @@ def target(
         max_draft_len=max_draft_len,
         seed=seed,
     )
+
+
+def scope(*, max_batch: int, max_draft_len: int, steps: int, target: Target) -> Scope:
+    """The checked scope of a sweep of that target."""
+    within("--max-batch", max_batch, 1, MOST_ROWS)
+    within("--steps", steps, 1, MOST_STEPS)
+    from invariants import find
+
+    for slug in target.invariants:
+        if not asks(find(slug)):
+            raise UsageError(f"--invariant: a sweep does not ask {slug}; leave it out, or ask it in `specfuzz run`")
+    return Scope(max_batch=max_batch, max_draft_len=max_draft_len, steps=steps)
 
 
 def workers(names: Iterable[str]) -> tuple[str, ...]:

@@ -85,6 +85,11 @@ class Summary:
         return any(shown) if invariant.kind == RELATION else all(shown)
 
     @property
+    def idle(self) -> list[str]:
+        """Workers for which nothing was executed."""
+        return [worker for worker, tally in self.workers.items() if tally.cases == 0]
+
+    @property
     def problems(self) -> list[str]:
         """Why the campaign proves nothing even where it found nothing, one sentence each."""
         total = self.total
@@ -94,7 +99,7 @@ class Summary:
         if self.seconds is None:
             # What it has not come to is nobody's fault.
             return [*problems, "cut short before its budget was spent"]
-        idle = [worker for worker, tally in self.workers.items() if tally.cases == 0]
+        idle = self.idle
         if not total.cases:
             problems.append("nothing was executed")
         elif idle:

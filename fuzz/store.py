@@ -4,7 +4,8 @@ findings/ID.json     findings, each written in one piece (temporary file, then r
 museum/ID.json       the same for findings under a seeded defect, which say nothing of the engine as it is
 running/NAME.json    the case that a process is running, see ``fuzz.journal``
 interrupted/ID.json  cases whose process was killed from outside, as scenario files
-campaigns.sqlite     one row per campaign, one per worker in it, one per invariant in that
+campaigns.sqlite     one row per campaign, one per worker in it, one per invariant in that; the events of each sweep
+                     that is not complete
 
 A process may be killed at any moment: files are whole or absent, and a campaign without an end was cut short.
 """
@@ -22,7 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fuzz.events import BatchFinished, CampaignFinished, CampaignStarted, Events, FindingFound, Tally
+from fuzz.events import (
+    BatchFinished,
+    CampaignFinished,
+    CampaignStarted,
+    Event,
+    Events,
+    FindingFound,
+    Tally,
+    decode,
+    encode,
+)
 from fuzz.files import HOME, check_writable, json_files, not_writable, write_text
 from fuzz.journal import Case, sweep
 from scenarios import Finding, UsageError, closest, finding_to_json, scenario_to_json
@@ -41,6 +52,8 @@ CREATE TABLE IF NOT EXISTS invariant (
     campaign INTEGER NOT NULL REFERENCES campaign, worker TEXT NOT NULL, slug TEXT NOT NULL,
     reached INTEGER NOT NULL, held INTEGER NOT NULL, PRIMARY KEY (campaign, worker, slug)
 );
+CREATE TABLE IF NOT EXISTS sweep (id INTEGER PRIMARY KEY, key TEXT NOT NULL, event TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS sweep_key ON sweep (key);
 """
 
 
@@ -134,6 +147,20 @@ class Store:
             campaigns, unfinished = db.execute("SELECT count(*), count(*) - count(seconds) FROM campaign").fetchone()
             cases, steps = db.execute("SELECT coalesce(sum(cases), 0), coalesce(sum(steps), 0) FROM worker").fetchone()
         return Totals(campaigns, unfinished, cases, steps)
+
+    def note(self, key: str, event: Event) -> None:
+        """Keep an event of the sweep of that key."""
+        self._execute("INSERT INTO sweep (key, event) VALUES (?, ?)", (key, encode(event).decode()))
+
+    def noted(self, key: str) -> list[Event]:
+        """Events of the sweep of that key, oldest first."""
+        with self._database() as db:
+            rows = db.execute("SELECT event FROM sweep WHERE key = ? ORDER BY id", (key,)).fetchall()
+        return [decode(text.encode()) for (text,) in rows]
+
+    def forget(self, key: str) -> None:
+        """Drop the events of the sweep of that key."""
+        self._execute("DELETE FROM sweep WHERE key = ?", (key,))
 
     def _start(self, event: CampaignStarted) -> int:
         with self._database() as db:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from engines.base import SEAMS
+from fuzz.scope import Slice
 from scenarios.codec import from_json, to_json
 
 
@@ -24,6 +25,7 @@ class Unit:
     bug           defect to seed into the portable engine
     first         whether to stop at the first finding
     lane          which of the campaign's parallel lines of work it continues
+    slice         points of a small scope to run one by one instead of drawing scenarios
     """
 
     engine: str
@@ -39,6 +41,7 @@ class Unit:
     bug: str | None = None
     first: bool = False
     lane: int = 0
+    slice: Slice | None = None
 
 
 def encode(unit: Unit) -> bytes:

@@ -7,6 +7,7 @@ from fuzz.audit import SUITE_ERRORS, crash
 from fuzz.events import Events, HarnessError, UnitFinished, UnitRefused
 from fuzz.journal import Journal
 from fuzz.search import Search
+from fuzz.sweep import Sweep
 from fuzz.unit import Unit
 from museum import seeded
 from scenarios import UsageError
@@ -21,7 +22,8 @@ def run_unit(unit: Unit, journal: Journal | None = None) -> Events:
     try:
         engine = fuzz.engines.load(unit.engine, unit.device)
         with seeded(unit.bug):
-            yield from Search(unit, engine, journal).events()
+            search = Search(unit, engine, journal) if unit.slice is None else Sweep(unit, unit.slice, engine, journal)
+            yield from search.events()
     except UsageError as error:
         yield UnitRefused(message=str(error))
     except SUITE_ERRORS as error:

@@ -27,14 +27,15 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
 
 from engines import SEAMS, run
 from engines.tensorrt_llm import TensorrtLlmEngine
 from engines.upstream import DRIVEN, SOURCE_VARIABLE
 from gpu_tests.comparison import assert_same, drivable, on_dsa
 from invariants import verify
-from scenarios import BACKENDS, WORKERS, Scenario, check
-from strategies import faulted_scenarios, scenarios
+from scenarios import BACKENDS, WORKERS, Config, Scenario, check
+from strategies import configs, faulted_scenarios, scenarios
 from tests.engines.tensorrt_llm.cases import KMAX, life, lives, replayed
 
 METADATA_VARIABLE = "SPECFUZZ_TRTLLM_METADATA"
@@ -99,6 +100,11 @@ def test_lives_are_those_of_the_emulation(checkout: str, worker: str) -> None:
             assert_same(run(on_cuda, case), run(emulated, case))
 
 
+def plain(worker: str, max_draft_len: int = 7) -> SearchStrategy[Config]:
+    """Configurations that upstream's classes are driven with."""
+    return configs(workers=[worker], backends=["DSA"], max_draft_len=max_draft_len, plain_caches=True)
+
+
 @pytest.mark.parametrize("checkout", CHECKOUTS)
 @pytest.mark.parametrize("worker", LOOPS)
 def test_generated_scenarios_are_those_of_the_emulation(checkout: str, worker: str) -> None:
@@ -110,17 +116,13 @@ def test_generated_scenarios_are_those_of_the_emulation(checkout: str, worker: s
 
     @seed(1)
     @bounded
-    @given(scenarios(workers=[worker], backends=["DSA"], with_startup=with_startup, plain_caches=True))
+    @given(scenarios(config=plain(worker), with_startup=with_startup))
     def clean(scenario: Scenario) -> None:
         assert_same(run(on_cuda, scenario), run(emulated, scenario))
 
     @seed(2)
     @bounded
-    @given(
-        faulted_scenarios(
-            record=sites, workers=[worker], backends=["DSA"], with_startup=with_startup, plain_caches=True
-        )
-    )
+    @given(faulted_scenarios(record=sites, config=plain(worker), with_startup=with_startup))
     def failing(scenario: Scenario) -> None:
         trace = run(on_cuda, scenario)
         assert [step.fired for step in trace.steps] == [
@@ -154,7 +156,7 @@ def test_generated_scenarios_find_the_stale_map(worker: str) -> None:
 
     @seed(3)
     @bounded
-    @given(scenarios(workers=[worker], backends=["DSA"], max_draft_len=KMAX, with_startup=False, plain_caches=True))
+    @given(scenarios(config=plain(worker, max_draft_len=KMAX), with_startup=False))
     def search(scenario: Scenario) -> None:
         # Longer pages, as the table of either class ends with the target's lengths.
         scenario = replace(scenario, config=replace(scenario.config, tokens_per_block=64))
