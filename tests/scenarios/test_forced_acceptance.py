@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from scenarios import forced_acceptance as forced
 
 
 def test_the_pool_is_what_torch_draws() -> None:
+    torch = pytest.importorskip("torch", reason="it is torch's generator")
     generator = torch.Generator().manual_seed(forced.SEED)
     assert list(forced.uniforms()) == torch.rand(forced.POOL_SIZE, generator=generator).tolist()
 
