@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from reference.acceptance import agreed
-from reference.attention import Reading
+from reference.attention import Reading, Sight
 from reference.history import Drafts, History, Text
 from reference.tree import ROOT, paths
 from scenarios.acceptance import relaxes
@@ -239,7 +239,7 @@ def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Bat
 
 def _context(row: Context, config: Config, histories: Mapping[int, History]) -> Row:
     if row.request is None:
-        history = History(Text([DUMMY_TOKEN] * row.chunk, index_topk=config.index_topk), row.chunk)
+        history = History(Text([DUMMY_TOKEN] * row.chunk, sight=Sight.of(config)), row.chunk)
     else:
         history = histories[row.request]
     past = history.past
@@ -250,10 +250,11 @@ def _context(row: Context, config: Config, histories: Mapping[int, History]) -> 
 
 def _generation(row: Generation, draft_len: int, width: int, config: Config, histories: Mapping[int, History]) -> Row:
     if row.request is None:
-        text = Text([DUMMY_TOKEN], holes=row.past, index_topk=config.index_topk)
+        text = Text([DUMMY_TOKEN], holes=row.past, sight=Sight.of(config))
         history = History(text, row.past)
         past = row.past
-        made = Drafts() if config.traits.tree else Drafts(dummy_drafts(past, draft_len, row.accept, config.index_topk))
+        seen = Sight.of(config)
+        made = Drafts() if config.traits.tree else Drafts(dummy_drafts(past, draft_len, row.accept, *seen))
     else:
         history = histories[row.request]
         text, past, made = history.text, history.past, history.drafts

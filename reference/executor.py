@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from reference import attention_metadata, kv_cache, ranks
+from reference import attention_metadata, compressed_attention, kv_cache, ranks
+from reference.attention import Sight
 from reference.batch import Batch, lay_out
+from reference.compressed_attention import indexed, seen_compressed
 from reference.dense_selection import selection
 from reference.enhancer import enhanced, found, texts
 from reference.guided_decoding import matcher_rows, matchers
@@ -56,7 +58,7 @@ class Session:
     def add(self, request: Request) -> None:
         """Queue a request; it runs when a step names it."""
         tokens = prompt(self._config.seed, request.id, request.prompt_len, request.thinking)
-        text = Text(tokens, index_topk=self._config.index_topk, guided=self._config.guided_decoding)
+        text = Text(tokens, sight=Sight.of(self._config), guided=self._config.guided_decoding)
         self._active[request.id] = History(text, request.prompt_len, thinking=request.thinking)
 
     def step(self, step: Step) -> StepTrace:
@@ -143,7 +145,8 @@ class Session:
 
     def _maps(self, forward: Batch | DraftCall, batch: Batch, phase: str, *, updated: bool) -> Fields:
         """What a forward must find beside the lengths, by backend and worker."""
-        maps = derived(forward, self._config, updated=updated)
+        maps = derived(forward, self._config, updated=updated) | seen_compressed(forward, self._config)
+        maps |= indexed(batch, self._config) if forward is batch else {}
         return maps | selection(forward, batch, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
@@ -181,9 +184,11 @@ class Session:
         kept = self._worker.kept(histories)
         if self._config.sa_threshold:
             kept |= texts(histories)
+        kept |= {"target_kv": target}
+        if self._config.compress_ratios:
+            return kept | compressed_attention.caches(histories, self._config)
         sparse = self._config.index_topk > 0
-        indexer = {"target_indexer_kv": target, "draft_indexer_kv": kept["draft_kv"]} if sparse else {}
-        return {"target_kv": target, **kept, **indexer}
+        return kept | ({"target_indexer_kv": target, "draft_indexer_kv": kept["draft_kv"]} if sparse else {})
 
     def _failed(self, batch: Batch, outcome: str) -> Fields:
         fields = attention_metadata.failed(batch) | masks(batch, self._config)
