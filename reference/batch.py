@@ -151,6 +151,7 @@ class Batch:
     width          draft slots of a generation (upstream: ``runtime_tokens_per_gen_step - 1``)
     topk           candidates per node of a tree of drafts (upstream: ``dynamic_tree_max_topK``)
     ranks          the batch of each rank of attention data parallelism, this one included; empty without others
+    shares_target_kv  whether the drafter reads the target's KV cache, and writes to none
     """
 
     rows: list[Row]
@@ -160,6 +161,7 @@ class Batch:
     width: int
     topk: int
     ranks: Sequence[Peer] = ()
+    shares_target_kv: bool = False
 
     @cached_property
     def has_dummies(self) -> bool:
@@ -234,7 +236,9 @@ def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Bat
     rows += [_generation(row, step.draft_len, width, config, histories) for row in step.generations]
     ranks = batches(config, step) if config.attention_dp_size > 1 else ()
     topk = config.dynamic_tree_max_topK
-    return Batch(rows, len(step.contexts), step.draft_len, config.max_draft_len, width, topk, ranks)
+    return Batch(
+        rows, len(step.contexts), step.draft_len, config.max_draft_len, width, topk, ranks, config.shares_target_kv
+    )
 
 
 def _context(row: Context, config: Config, histories: Mapping[int, History]) -> Row:

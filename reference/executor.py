@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from reference import attention_metadata, compressed_attention, kv_cache, ranks
+from reference import attention_metadata, backend_fields, compressed_attention, kv_cache, ranks
 from reference.attention import Sight
 from reference.batch import Batch, lay_out
 from reference.compressed_attention import indexed, seen_compressed
@@ -30,7 +31,7 @@ from scenarios.trace import (
     Trace,
     draft,
 )
-from scenarios.tracer import PAD_TOKEN, prompt
+from scenarios.tracer import EMPTY, PAD_TOKEN, prompt
 
 
 def trace(scenario: Scenario) -> Trace:
@@ -89,7 +90,8 @@ class Session:
             self._active = self._survivors(step)
             substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, outcome)))
         failed = step.fault is not None
-        taken = StepTrace(len(self._steps), step.phase, outcome, tuple(substeps), fired=int(failed), injected=failed)
+        seen = tuple(replace(s, fields=backend_fields.shown(s.name, dict(s.fields), self._config)) for s in substeps)
+        taken = StepTrace(len(self._steps), step.phase, outcome, seen, fired=int(failed), injected=failed)
         self._steps.append(taken)
         return taken
 
@@ -117,7 +119,7 @@ class Session:
         entered = attention_metadata.target(batch) | self._maps(batch, batch, phase, updated=updated)
         entered |= matcher_rows(batch, self._config, ENTERED)
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
-        saved = self._worker.saved_fields(phase) if batch.draft_len else []
+        saved = self._worker.saved_fields(phase) if batch.draft_len and not batch.shares_target_kv else []
         if phase != "replay":
             if batch.draft_len:
                 verified = attention_metadata.target(batch) | matcher_rows(batch, self._config, VERIFIED)
@@ -147,6 +149,7 @@ class Session:
         """What a forward must find beside the lengths, by backend and worker."""
         maps = derived(forward, self._config, updated=updated) | seen_compressed(forward, self._config)
         maps |= indexed(batch, self._config) if forward is batch else {}
+        maps |= backend_fields.tables(forward, self._config)
         return maps | selection(forward, batch, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
@@ -184,6 +187,8 @@ class Session:
         kept = self._worker.kept(histories)
         if self._config.sa_threshold:
             kept |= texts(histories)
+        if self._config.shares_target_kv:
+            kept["draft_kv"] = {i: [EMPTY] * history.past for i, history in histories.items()}
         kept |= {"target_kv": target}
         if self._config.compress_ratios:
             return kept | compressed_attention.caches(histories, self._config)
