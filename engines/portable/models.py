@@ -11,6 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from engines.compressed_tracer import CompressedTracer
+from engines.portable.attention.backends.sparse.deepseek_v4.backend import DeepseekV4TrtllmAttention
 from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttention
 from engines.portable.distributed import FusedMoE, all_rank_num_tokens_kept
@@ -181,13 +183,19 @@ class MarkovHead(nn.Module):
         return self.steering.logits(self.steering.disturb(tokens, attn_metadata)).view_as(block_logits)
 
 
+def _attention_class(tracer: Tracer) -> type[Any]:
+    """The attention of the backend that a tracer stands for."""
+    if isinstance(tracer, CompressedTracer):
+        return DeepseekV4TrtllmAttention
+    return DSATrtllmAttention if isinstance(tracer, SparseTracer) else TrtllmAttention
+
+
 class TracerModel(nn.Module):
     """Base of target and drafters: finds its rows in the cache, and attends as the tracer does."""
 
     def __init__(self, tracer: Tracer, layer_idx: int = DRAFT_LAYER) -> None:
         super().__init__()
-        backend = DSATrtllmAttention if isinstance(tracer, SparseTracer) else TrtllmAttention
-        self.attention = backend(tracer, layer_idx)
+        self.attention = _attention_class(tracer)(tracer, layer_idx)
 
     def _place(self, attn_metadata: Any, num_rows: int) -> tuple[Tensor, Rows]:
         """Block table, int32 [n, pages], and rows."""

@@ -8,10 +8,11 @@ from weakref import ref
 
 from torch import Tensor
 
-from engines.portable import cache_observation
+from engines.portable import cache_observation, compressed_observation
 from engines.portable._utils import is_current_stream_capturing
 from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.cache_observation import CacheObserver
+from engines.portable.compressed_observation import CompressedObserver
 from engines.portable.context_observation import DraftContext
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
@@ -59,6 +60,16 @@ class Labels:
         return known[1]
 
 
+def _sparse_observer(config: Config, executor: PyExecutor) -> tuple[SparseObserver | None, tuple[str, ...]]:
+    """Who reads what a sparse backend has beside a dense one, and its tensors whose identity matters."""
+    backend, managers = BACKENDS[config.attention_backend], executor.kv_cache_managers
+    if backend.compressed:
+        return CompressedObserver(managers), compressed_observation.DEVICE_TENSORS  # type: ignore[arg-type]
+    if backend.sparse:
+        return SparseObserver(managers), DEVICE_TENSORS  # type: ignore[arg-type]
+    return None, ()
+
+
 def _cut(rows: Tensor, lens: Iterable[int]) -> list[list[int]]:
     return [row[:n] for row, n in zip(rows.tolist(), lens)]
 
@@ -79,10 +90,9 @@ class Observer:
         self._caches = CacheObserver(config, executor)
         self._worker = worker
         self._label = Labels()
-        sparse = BACKENDS[config.attention_backend].sparse
-        self._sparse = SparseObserver(executor.kv_cache_managers) if sparse else None  # type: ignore[arg-type]
+        self._sparse, sparse_tensors = _sparse_observer(config, executor)
         self._context = context
-        self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
+        self._objects = (*_IDENTITY, *sparse_tensors)
         self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()
