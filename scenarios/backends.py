@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from scenarios.errors import require
-from scenarios.model import BACKENDS, Config, Phase
+from typing import Final
 
-_LARGEST_RATIO = 128
+from scenarios.errors import require
+from scenarios.model import BACKENDS, WORKERS, Config, Phase
+
+_LARGEST_RATIO: Final = 128
+
+
+def runs_on(worker: str, backend: str) -> bool:
+    """Whether the worker runs on the attention backend; both are names that are known."""
+    traits = BACKENDS[backend]
+    return (WORKERS[worker].sparse or not traits.sparse) and (not traits.workers or worker in traits.workers)
 
 
 def check_backend(config: Config) -> None:
@@ -18,16 +26,10 @@ def check_backend(config: Config) -> None:
         "write 1 or more" if backend.sparse else "leave it out, as only a sparse backend selects positions",
     )
     require(
-        config.traits.sparse or not backend.sparse,
+        runs_on(config.worker, backend.name),
         "config.attention_backend",
         f"{config.worker} does not run on {backend.name}",
-        "choose a dense backend",
-    )
-    require(
-        not backend.workers or config.worker in backend.workers,
-        "config.attention_backend",
-        f"{config.worker} does not run on {backend.name}",
-        "choose TRTLLM or one of the workers " + ", ".join(backend.workers),
+        "choose one that it runs on: " + ", ".join(name for name in BACKENDS if runs_on(config.worker, name)),
     )
     require(
         not backend.one_page or config.tokens_per_block >= config.max_seq_len,

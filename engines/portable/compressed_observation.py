@@ -92,8 +92,9 @@ class CompressedObserver(SparseObserver):
 
     def _target_tables(self, attn: Any) -> dict[str, Any]:
         tables = {r: self._table(table, 0) for r, table in attn.compress_block_tables.items()}
-        indexer = self._table(attn.indexer_k_cache_block_offsets, 0)
-        return {"compress_block_tables": tables, "indexer_k_cache_block_offsets": indexer}
+        indexer = attn.indexer_k_cache_block_offsets[: len(self._pages[0])].tolist()
+        used = [row[:count] for row, count in zip(indexer, self._pages[0])]
+        return {"compress_block_tables": tables, "indexer_k_cache_block_offsets": used}
 
     def _table(self, table: torch.Tensor, manager: int) -> list[list[int]]:
         granted = self._granted[manager]
