@@ -15,7 +15,10 @@ from invariants.registry import REFERENCE, invariant
 from invariants.rows import prompt
 from scenarios.tracer import entry
 
-CONTENT: Final = ("target_kv", "draft_kv", "draft_layers_kv", "target_indexer_kv", "draft_indexer_kv", "draft_context")
+CONTENT: Final = (
+    *("target_kv", "draft_kv", "draft_layers_kv", "target_indexer_kv", "draft_indexer_kv", "draft_context"),
+    "target_compressed_kv",
+)
 """What the caches hold for each request; a drafter has one, one per layer or a context of its own."""
 
 
