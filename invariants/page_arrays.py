@@ -20,6 +20,8 @@ from scenarios import BACKENDS
 
 _TOTALS: Final = ("_paged_kv_indptr_prefill", "_paged_kv_indptr_decode", "_paged_kv_indptr")
 _TOKENS: Final = ("_qo_indptr", "_cached_token_lens", "_batch_indices", "_positions")
+_LENS: Final = ("_seq_lens", "kv_lens_cuda")
+_NAMED: Final = ("block_ids_per_seq", "draft_block_ids_per_seq", "kv_pool_indices", "draft_kv_pool_indices")
 _LAST: Final = "_paged_kv_last_page_len"
 _PAGES: Final = "_paged_kv_indices"
 _RUNTIME: Final = "_draft_kv_runtime_lens"
@@ -47,7 +49,7 @@ def _paged(step: StepCase) -> Iterator[tuple[Moment, list[tuple[int, int]]]]:
 
 @invariant(
     "page-arrays-match-layout",
-    reads=(*_TOKENS, _LAST, _RUNTIME, "_seq_lens", "kv_lens_cuda"),
+    reads=(*_TOKENS, _LAST, _RUNTIME, *_LENS),
     museum=("TRT-12", "TRT-16", "TRT-42"),
 )
 def page_arrays_match_layout(step: StepCase, check: Check) -> None:
@@ -75,7 +77,7 @@ def page_arrays_match_layout(step: StepCase, check: Check) -> None:
 
 @invariant(
     "page-totals-add-up",
-    reads=(*_TOTALS, "num_blocks", _PAGES, "num_contexts"),
+    reads=(*_TOTALS, "num_blocks", _PAGES, "num_contexts", *_LENS),
     museum=("TRT-17", "TRT-42", "VLL-07"),
 )
 def page_totals_add_up(step: StepCase, check: Check) -> None:
@@ -105,7 +107,7 @@ def page_totals_add_up(step: StepCase, check: Check) -> None:
 
 @invariant(
     "page-arrays-name-owned-pages",
-    reads=(_PAGES, "kv_blocks", "draft_kv_blocks", "kv_pool_indices", "draft_kv_pool_indices"),
+    reads=(_PAGES, *_NAMED, "kv_blocks", "draft_kv_blocks", *_LENS),
     museum=("TRT-42", "TRT-63", "TRT-65", "VLL-07", "VLL-08"),
 )
 def page_arrays_name_owned_pages(step: StepCase, check: Check) -> None:
@@ -145,8 +147,12 @@ def _owned_after(step: StepCase, moment: Moment, pool: Pool, check: Check) -> No
             check.equal(moment, _PAGES, after[row.request][:length], pages[:length], f"so says {field}")
 
 
-@invariant("page-arrays-equal-reference", reads=(*_TOTALS, *_TOKENS, _LAST, _RUNTIME, "num_blocks"), kind=REFERENCE,
-           museum=("TRT-12", "TRT-16", "TRT-42"))  # fmt: skip
+@invariant(
+    "page-arrays-equal-reference",
+    reads=(*_TOTALS, *_TOKENS, _LAST, _RUNTIME, "num_blocks", *_LENS),
+    museum=("TRT-12", "TRT-16", "TRT-42"),
+    kind=REFERENCE,
+)
 def page_arrays_equal_reference(step: StepCase, check: Check) -> None:
     """In every forward page totals, cached lengths and places of tokens are the reference's, of views as well."""
     for moment, _ in _paged(step):
