@@ -1,4 +1,4 @@
-"""Page tables as arrays of running totals, and the views of them that drafters read; and sequences of one page.
+"""Page tables as arrays of running totals, and the views of them that drafters read.
 
 A target that is told no KV lengths on the device is told pages instead: how many, which, and how full the last one is.
 A drafter reads a view of its metadata, which has lengths; whatever is derived from these must move when they do, and
@@ -157,21 +157,3 @@ def page_arrays_equal_reference(step: StepCase, check: Check) -> None:
     """In every forward page totals, cached lengths and places of tokens are the reference's, of views as well."""
     for moment, _ in _paged(step):
         check.said(moment, (*_TOTALS, *_TOKENS, _LAST, _RUNTIME, "num_blocks"))
-
-
-@invariant("one-page-per-sequence", reads=("block_ids_per_seq", "kv_blocks"), museum=("TRT-42", "VLL-07"))
-def one_page_per_sequence(step: StepCase, check: Check) -> None:
-    """Where a sequence lies in one page, each row is told one, and it is its request's own."""
-    moment = step.prepared
-    one_page = BACKENDS[step.config.attention_backend].one_page
-    if not one_page or moment is None or "block_ids_per_seq" not in moment.seen:
-        return
-    tables = moment.seen["block_ids_per_seq"]
-    pages = list(chain.from_iterable(tables))
-    alone = list(map(len, tables)) == [1] * len(step.rows) and len(set(pages)) == len(pages)
-    message = f"rows are told pages {tables}"
-    check.that(alone, moment, "block_ids_per_seq", "one page each", tables, message)
-    after = step.updated.seen.get("kv_blocks", {}) if step.updated is not None else {}
-    for row, table in zip(step.rows, tables, strict=False):
-        if row.request in after:
-            check.equal(moment, "block_ids_per_seq", after[row.request], table, f"pages of request {row.request}")

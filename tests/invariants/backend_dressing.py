@@ -26,7 +26,7 @@ def dress_backend(taken: StepTrace, prepared: Fields, config: Config) -> StepTra
 
 
 def _each(taken: StepTrace, dress: Callable[[Substep], Fields]) -> StepTrace:
-    return replace(taken, substeps=tuple(replace(s, fields={**s.fields, **dress(s)}) for s in taken.substeps))
+    return replace(taken, substeps=tuple(replace(s, fields=dress(s)) for s in taken.substeps))
 
 
 def _pool(substep: Substep, config: Config) -> Pool:
@@ -34,10 +34,11 @@ def _pool(substep: Substep, config: Config) -> Pool:
 
 
 def _compressed(substep: Substep, prepared: Fields, config: Config) -> Fields:
+    fields = dict(substep.fields)
     if substep.name not in ("prepared", "entered", "restored", "failed") and not substep.name.startswith("draft["):
-        return {}
+        return fields
     pool, target = _pool(substep, config), prepared[TABLES[0]]
-    fields: Fields = {"sliding_block_tables": prepared[pool.field(TABLES[0])]}
+    fields["sliding_block_tables"] = prepared[pool.field(TABLES[0])]
     if substep.name.startswith("draft["):
         return fields
     fields["compress_block_tables"] = dict.fromkeys(config.compress_ratios[1:], target)
@@ -53,18 +54,11 @@ def _compressed(substep: Substep, prepared: Fields, config: Config) -> Fields:
 
 def _without_tables(substep: Substep, prepared: Fields, config: Config) -> Fields:
     """The metadata has neither block tables nor, outside views, lengths on the device."""
-    fields = substep.fields
-    assert isinstance(fields, dict)
-    for name in TABLES if substep.name.startswith("draft[") else (*TABLES, "kv_lens_cuda"):
-        fields.pop(name, None)
-    shown: Fields = {}
-    if substep.name == "prepared":
-        for pool in pools(config):
-            shown |= {pool.field("block_ids_per_seq"): prepared[pool.field(TABLES[0])]}
-            if config.host_offload:
-                named = pool.field("block_ids_per_seq")
-                shown |= {named: prepared[named], pool.field("kv_pool_indices"): prepared[pool.field(TABLES[0])]}
-    return shown | _page_arrays(substep, prepared, config) if "_qo_indptr" in fields else shown
+    left_out = TABLES if substep.name.startswith("draft[") else (*TABLES, "kv_lens_cuda")
+    fields = {name: value for name, value in substep.fields.items() if name not in left_out}
+    if substep.name == "prepared" and not config.host_offload:
+        fields |= {pool.field("block_ids_per_seq"): prepared[pool.field(TABLES[0])] for pool in pools(config)}
+    return fields | _page_arrays(substep, prepared, config) if "_qo_indptr" in fields else fields
 
 
 def _page_arrays(substep: Substep, prepared: Fields, config: Config) -> Fields:

@@ -86,8 +86,10 @@ _PAGED = [
     at("page-arrays-name-owned-pages", SHARED, 2, "prepared", "_paged_kv_indices", lambda pages: [pages[0], pages[0]]),
     at("page-arrays-equal-reference", VIEWED, 2, "draft[1]", "_cached_token_lens", bump(0)),
     at("page-arrays-equal-reference", SHARED, 2, "prepared", "num_blocks", bump(0)),
-    at("one-page-per-sequence", ALONE, 2, "prepared", "block_ids_per_seq", swap),
-    at("one-page-per-sequence", ALONE, 1, "prepared", "block_ids_per_seq", put(0, [0, 1])),
+    # One page for each sequence: rows of the batch before, and two.
+    at("tables-name-owned-pages", ALONE, 2, "prepared", "block_ids_per_seq", swap),
+    at("tables-name-owned-pages", ALONE, 1, "prepared", "block_ids_per_seq", put(0, [0, 1])),
+    at("tables-name-owned-pages", VIEWED, 2, "prepared", "draft_block_ids_per_seq", swap),
     # A view of the target's cache that counts the rejected tokens, and one that is not led on.
     at("kv-lens-balanced", SHARED, 2, "draft[0]", "kv_lens_cuda", bump(0, by=2)),
     at("kv-lens-balanced", VIEWED, 2, "draft[2]", "kv_lens_cuda", bump(1, by=-1)),
