@@ -28,7 +28,7 @@ class PortableEngine:
     """See ``engines.base.Engine``. ``device`` is "cpu" or "cuda"; ``UsageError`` when this machine has none such."""
 
     name = "portable"
-    backends = tuple(BACKENDS)[:3]
+    backends = tuple(BACKENDS)
     variants = VARIANTS
 
     def __init__(self, device: str = "cpu") -> None:

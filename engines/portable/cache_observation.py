@@ -50,6 +50,8 @@ class CacheObserver:
 
     def tables(self, attn: Any, *, drafting: bool = False) -> Fields:
         """The table that the metadata refers to and, unless ``drafting``, that of a separate draft KV cache."""
+        if not hasattr(attn, "kv_cache_block_offsets"):
+            return {}
         fields = {"kv_cache_block_offsets": self._table(attn.kv_cache_block_offsets, self._prefix(attn))}
         if len(self._managers) > 1 and not drafting:
             fields["draft_kv_cache_block_offsets"] = self._table(attn.draft_kv_cache_block_offsets, "draft_")

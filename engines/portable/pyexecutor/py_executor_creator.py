@@ -10,6 +10,8 @@ from typing import Any, Final
 import torch
 
 from engines.compressed_tracer import CompressedTracer
+from engines.page_tracer import HostTracer, ViewTracer
+from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
 from engines.portable.attention.backends.sparse.deepseek_v4.cache_manager import (
     DeepseekV4CacheManager,
     DeepseekV4CacheManagerV2,
@@ -19,6 +21,7 @@ from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACach
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttentionMetadata
+from engines.portable.attention.backends.vanilla import VanillaAttentionMetadata
 from engines.portable.distributed import Distributed, FusedMoE
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
@@ -94,7 +97,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_num_tokens=config.max_num_tokens,
         device=device,
         attn_metadata_class=partial(
-            _attn_metadata_class(config),
+            _attn_metadata_class(config, spec_config),
             draft_kv_cache_manager=draft_kv_cache_manager,
         ),
         dist=dist,
@@ -123,15 +126,27 @@ def _create_tracer(config: Config, spec_config: DecodingConfig, slots: int, devi
         )
     if backend.sparse:
         return SparseTracer(slots, device, config.index_topk)
+    if backend.one_page:
+        return HostTracer(slots, device)
+    if backend.draft_view:
+        return ViewTracer(slots, device)
     dense = TreeTracer if spec_config.use_dynamic_tree else Tracer
     return dense(slots, device, max_shift=spec_config.num_draft_layers)
 
 
-def _attn_metadata_class(config: Config) -> Callable[..., Any]:
+def _attn_metadata_class(config: Config, spec_config: DecodingConfig) -> Callable[..., Any]:
     """The backend's class, given what its constructor takes beyond that of the others."""
     backend = BACKENDS[config.attention_backend]
+    if backend.one_page:
+        return VanillaAttentionMetadata
+    if backend.draft_view:
+        return partial(FlashInferAttentionMetadata, draft_shares_kv=config.shares_target_kv)
+    drafts = {
+        "max_total_draft_tokens": spec_config.max_total_draft_tokens,
+        "spec_tree_width": spec_config.spec_tree_width,
+    }
     if not backend.sparse:
-        return TrtllmAttentionMetadata
+        return partial(TrtllmAttentionMetadata, **drafts)
     params = DSAMetadataParams(index_topk=config.index_topk)
     if backend.compressed:
         params = replace(
@@ -144,6 +159,7 @@ def _attn_metadata_class(config: Config) -> Callable[..., Any]:
         DeepseekV4TrtllmAttentionMetadata if backend.compressed else DSAtrtllmAttentionMetadata,
         max_draft_tokens=config.max_draft_len,
         sparse_metadata_params=params,
+        **drafts,
     )
 
 
@@ -161,6 +177,7 @@ def _spec_config(config: Config) -> DecodingConfig:
         relaxed_topk=config.relaxed_topk,
         relaxed_delta=config.relaxed_delta,
         begin_thinking_phase_token=BEGIN_THINKING_TOKEN,
+        use_shared_kv_cache=config.shares_target_kv,
     )
 
 
