@@ -133,7 +133,7 @@ FIELDS: Final[dict[str, str]] = {
     "_batch_indices": "device int32 [t]: row of each token; not in a view of the target's cache",
     "_positions": "device int32 [t]: KV index of each token; not in a view of the target's cache",
     "_draft_kv_runtime_lens": "device int32 [n]: KV length of each row; draft[i]",
-    # One page per sequence (VANILLA): prepared, entered, draft[i].
+    # One page per sequence (VANILLA): prepared, entered, verified, restored, failed.
     "cache_indices": "host: per row its pages as the metadata has them, by their places in the pool",
     "num_cached_tokens_per_seq": "host: tokens of each row that were cached before the step",
     # Copies of the metadata that belong to graphs: entered of captures and replays.

@@ -291,7 +291,7 @@ class Observer:
 
     def _forward_metadata(self, attn: Any, *, of_target: bool = True) -> Fields:
         """The metadata where a forward of the target or of the drafter is about to read it."""
-        fields = self._metadata(attn) | host_page_fields(attn)
+        fields = self._metadata(attn)
         if not self._cuda_capture():
             fields.update(device_page_fields(attn))
         if self._sparse is not None:
@@ -352,6 +352,7 @@ class Observer:
             # A version of upstream may lack one of them, or compute it.
             "identity": {name: self._label(tensor) for name, tensor in self._tensors(attn).items()},
             **self._caches.referred(attn),
+            **host_page_fields(attn),
         }
         if hasattr(attn, "host_request_types"):
             fields["host_request_types"] = attn.host_request_types.tolist()[:n]
