@@ -41,6 +41,8 @@ from invariants.registry import REFERENCE, invariant
 from invariants.trees import OFFSETS
 from scenarios import BACKENDS
 
+_OF_VIEW: Final = "_draft_kv_runtime_lens"
+"""KV lengths that a view of the metadata reads."""
 _LENGTHS: Final = ("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens", "ctx_len")
 
 
@@ -145,7 +147,7 @@ def _prepared_lens(step: StepCase) -> list[int] | None:
 
 @invariant(
     "kv-lens-balanced",
-    reads=("kv_lens_cuda", "num_accepted_tokens", "new_tokens_lens", "_saved_tensors"),
+    reads=("kv_lens_cuda", _OF_VIEW, "num_accepted_tokens", "new_tokens_lens", "_saved_tensors"),
     museum=("TRT-01", "TRT-04", "TRT-37", "VLL-23"),
 )
 def kv_lens_balanced(step: StepCase, check: Check) -> None:
@@ -201,8 +203,9 @@ def _one_of(allowed: list[list[int]], moment: Moment | None) -> list[int]:
 
 
 def _kv(check: Check, moment: Moment | None, expected: list[int], why: str) -> None:
-    if moment is not None and "kv_lens_cuda" in moment.seen:
-        check.equal(moment, "kv_lens_cuda", expected, moment.seen["kv_lens_cuda"], why)
+    for field in ("kv_lens_cuda", _OF_VIEW):
+        if moment is not None and field in moment.seen:
+            check.equal(moment, field, expected, moment.seen[field], why)
 
 
 @invariant(
@@ -253,7 +256,7 @@ def host_kv_lens_consistent(step: StepCase, check: Check) -> None:
 
 @invariant(
     "draft-position-is-kv-minus-one",
-    reads=("position_ids", "kv_lens_cuda", "_seq_lens", OFFSETS),
+    reads=("position_ids", "kv_lens_cuda", _OF_VIEW, "_seq_lens", OFFSETS),
     museum=("TRT-04", "TRT-30", "TRT-37", "TRT-45", "VLL-23"),
 )
 def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
@@ -267,11 +270,12 @@ def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
         if step.reads_own_context(moment):
             continue
         seen = moment.seen
-        if "position_ids" not in seen or "kv_lens_cuda" not in seen or "_seq_lens" not in seen:
+        lens = seen.get("kv_lens_cuda", seen.get(_OF_VIEW))
+        if "position_ids" not in seen or lens is None or "_seq_lens" not in seen:
             continue
         if step.traits.tree and OFFSETS not in seen:
             continue
-        rows = list(zip(seen["kv_lens_cuda"], seen["_seq_lens"], strict=False))
+        rows = list(zip(lens, seen["_seq_lens"], strict=False))
         nodes: list[list[int]] = seen.get(OFFSETS, [])
         offsets = [range(query) for _, query in rows[: len(rows) - len(nodes)]]
         behind = step.config.shares_target_kv and moment.name.startswith("draft[")

@@ -1,4 +1,4 @@
-"""Page tables as arrays of running totals, and the views of them that drafters read.
+"""Page tables as arrays of running totals, and the views of them that drafters read; and sequences of one page.
 
 A target that is told no KV lengths on the device is told pages instead: how many, which, and how full the last one is.
 A drafter reads a view of its metadata, which has lengths; whatever is derived from these must move when they do, and
@@ -20,11 +20,11 @@ from scenarios import BACKENDS
 
 _TOTALS: Final = ("_paged_kv_indptr_prefill", "_paged_kv_indptr_decode", "_paged_kv_indptr")
 _TOKENS: Final = ("_qo_indptr", "_cached_token_lens", "_batch_indices", "_positions")
-_LENS: Final = ("_seq_lens", "kv_lens_cuda")
+_RUNTIME: Final = "_draft_kv_runtime_lens"
+_LENS: Final = ("_seq_lens", _RUNTIME)
 _NAMED: Final = ("block_ids_per_seq", "draft_block_ids_per_seq", "kv_pool_indices", "draft_kv_pool_indices")
 _LAST: Final = "_paged_kv_last_page_len"
 _PAGES: Final = "_paged_kv_indices"
-_RUNTIME: Final = "_draft_kv_runtime_lens"
 
 
 def _lengths(step: StepCase, moment: Moment) -> list[tuple[int, int]] | None:
@@ -32,7 +32,7 @@ def _lengths(step: StepCase, moment: Moment) -> list[tuple[int, int]] | None:
     if "_seq_lens" not in moment.seen:
         return None
     if moment.name.startswith("draft["):
-        kv_lens = moment.seen.get("kv_lens_cuda")
+        kv_lens = moment.seen.get(_RUNTIME)
     else:
         kv_lens = [row.past + row.query for row in step.rows]
     return None if kv_lens is None else list(zip(moment.seen["_seq_lens"], kv_lens, strict=False))
@@ -49,14 +49,14 @@ def _paged(step: StepCase) -> Iterator[tuple[Moment, list[tuple[int, int]]]]:
 
 @invariant(
     "page-arrays-match-layout",
-    reads=(*_TOKENS, _LAST, _RUNTIME, *_LENS),
+    reads=(*_TOKENS, _LAST, *_LENS, "kv_lens_cuda"),
     museum=("TRT-12", "TRT-16", "TRT-42"),
 )
 def page_arrays_match_layout(step: StepCase, check: Check) -> None:
     """In every forward rows and places of tokens, cached lengths and the last page follow from queries and KV lengths.
 
     The last page is full where the length is a multiple of its size, never empty. In a view of the target's cache,
-    which adds nothing, all of the length is cached.
+    which adds nothing, all of the length is cached. The lengths that any worker moves are those that a view reads.
     """
     for moment, rows in _paged(step):
         shared = step.config.shares_target_kv and moment.name.startswith("draft[")
@@ -66,7 +66,7 @@ def page_arrays_match_layout(step: StepCase, check: Check) -> None:
             "_qo_indptr": list(accumulate((query for query, _ in rows), initial=0)),
             "_cached_token_lens": [kv if shared else kv - query for query, kv in rows],
             _LAST: [(kv - 1) % page + 1 for _, kv in rows],
-            _RUNTIME: [kv for _, kv in rows],
+            "kv_lens_cuda": [kv for _, kv in rows],
         }
         if not shared:
             expected |= {"_batch_indices": [row for row, _ in owners], "_positions": [i for _, i in owners]}
@@ -149,11 +149,40 @@ def _owned_after(step: StepCase, moment: Moment, pool: Pool, check: Check) -> No
 
 @invariant(
     "page-arrays-equal-reference",
-    reads=(*_TOTALS, *_TOKENS, _LAST, _RUNTIME, "num_blocks", *_LENS),
+    reads=(*_TOTALS, *_TOKENS, _LAST, *_LENS, "num_blocks"),
     museum=("TRT-12", "TRT-16", "TRT-42"),
     kind=REFERENCE,
 )
 def page_arrays_equal_reference(step: StepCase, check: Check) -> None:
-    """In every forward page totals, cached lengths and places of tokens are the reference's, of views as well."""
+    """In every forward page totals, cached lengths and places of tokens are the reference's, of views as well.
+
+    The target's pages are so many before and after its drafter's calls.
+    """
     for moment, _ in _paged(step):
-        check.said(moment, (*_TOTALS, *_TOKENS, _LAST, _RUNTIME, "num_blocks"))
+        check.said(moment, (*_TOTALS, *_TOKENS, _LAST, _RUNTIME))
+    for moment in step.moments:
+        check.said(moment, ("num_blocks",))
+
+
+@invariant(
+    "one-page-per-sequence",
+    reads=("cache_indices", "num_cached_tokens_per_seq", "block_ids_per_seq", "kv_pool_indices"),
+    museum=("TRT-42", "VLL-07"),
+)
+def one_page_per_sequence(step: StepCase, check: Check) -> None:
+    """Where a sequence lies in one page, each row has the page of its own request, and what is cached in it.
+
+    At every sub-step: nothing of it changes before the next ``prepare``.
+    """
+    for moment in step.moments:
+        seen = moment.seen
+        if "num_cached_tokens_per_seq" in seen:
+            cached = [row.past for row in step.rows]
+            check.equal(moment, "num_cached_tokens_per_seq", cached, seen["num_cached_tokens_per_seq"], "so was asked")
+        if "cache_indices" in seen:
+            pages = seen["cache_indices"]
+            alone = list(map(len, pages)) == [1] * len(step.rows)
+            check.that(alone, moment, "cache_indices", "one page each", pages, f"rows have pages {pages}")
+            granted = _granted(step, read_by(step.config, moment))
+            if granted is not None:
+                check.equal(moment, "cache_indices", granted, pages, "there the manager has them")

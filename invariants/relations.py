@@ -25,6 +25,7 @@ _OBJECTS: Final = frozenset(
         "sliding_block_tables",
         "compress_block_tables",
         "_paged_kv_indices",
+        "cache_indices",
         "block_table_expanded",
         "indexer_k_cache_block_offsets",
         "slot_mapping_fp8",

@@ -9,6 +9,7 @@ from reference.batch import Batch
 from reference.flash_infer import FlashInferRow, num_pages, page_tables
 from reference.workers import DraftCall, Fields
 from scenarios.model import BACKENDS, Config
+from scenarios.trace import UPDATED
 
 OF_TRTLLM: Final = (
     "kv_lens_cuda",
@@ -23,24 +24,32 @@ OF_TRTLLM: Final = (
     "spec_decoding_generation_lengths",
 )
 """Fields that ``TrtllmAttentionMetadata`` declares itself, as its subclasses for sparse attention do."""
-_OF_VIEW: Final = ("kv_lens_cuda",)
 
 
-def shown(substep: str, fields: Fields, config: Config) -> Fields:
-    """Those of ``fields`` that the metadata of the backend has.
+def shown(substep: str, fields: Fields, batch: Batch, config: Config) -> Fields:
+    """``fields`` as the metadata of the backend has them, with what it keeps on the host.
 
-    A view that a drafter reads has KV lengths of its own and saves nothing: what is saved are fields of the metadata it
-    was made from. Before the draft loop changes it nobody asks it whether it verifies drafts.
+    A view that a drafter reads saves nothing: what is saved are fields of the metadata it was made from. One of the
+    drafter's own cache has KV lengths, which the draft loop of any worker moves. Before it does, nobody asks a view
+    whether it verifies drafts.
     """
     backend = BACKENDS[config.attention_backend]
     if not (backend.draft_view or backend.one_page):
         return fields
-    is_view = substep.startswith("draft[")
-    left_out = {name for name in OF_TRTLLM if not (is_view and name in _OF_VIEW)}
-    if is_view:
-        fields = fields | {"_saved_tensors": []}
-        left_out |= {"use_spec_decoding"} if fields["use_spec_decoding"] else set()
-    return {name: value for name, value in fields.items() if name not in left_out}
+    if not substep.startswith("draft["):
+        more = on_host(batch, config) if substep != UPDATED else {}
+        return {name: value for name, value in fields.items() if name not in OF_TRTLLM} | more
+    left_out = set(OF_TRTLLM) if config.shares_target_kv else set(OF_TRTLLM) - {"kv_lens_cuda"}
+    left_out |= {"use_spec_decoding"} if fields["use_spec_decoding"] else set()
+    return {name: value for name, value in fields.items() if name not in left_out} | {"_saved_tensors": []}
+
+
+def on_host(batch: Batch, config: Config) -> Fields:
+    """What the metadata of the target keeps on the host from ``prepare()`` to the next."""
+    backend = BACKENDS[config.attention_backend]
+    if backend.draft_view:
+        return {"num_blocks": [num_pages(row.kv, config.tokens_per_block) for row in batch.rows]}
+    return {"num_cached_tokens_per_seq": [row.past for row in batch.rows]} if backend.one_page else {}
 
 
 def tables(forward: Batch | DraftCall, config: Config) -> Fields:
@@ -67,7 +76,6 @@ def tables(forward: Batch | DraftCall, config: Config) -> Fields:
         return fields | {"_draft_kv_runtime_lens": forward.kv_lens}
     pages = [num_pages(row.kv, page) for row in rows]
     return fields | {
-        "num_blocks": pages,
         "_paged_kv_indptr_prefill": of.paged_kv_indptr_prefill,
         "_paged_kv_indptr_decode": of.paged_kv_indptr_decode,
         "_paged_kv_indptr": list(accumulate(pages, initial=0)),

@@ -90,7 +90,9 @@ class Session:
             self._active = self._survivors(step)
             substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, outcome)))
         failed = step.fault is not None
-        seen = tuple(replace(s, fields=backend_fields.shown(s.name, dict(s.fields), self._config)) for s in substeps)
+        seen = tuple(
+            replace(s, fields=backend_fields.shown(s.name, dict(s.fields), batch, self._config)) for s in substeps
+        )
         taken = StepTrace(len(self._steps), step.phase, outcome, seen, fired=int(failed), injected=failed)
         self._steps.append(taken)
         return taken

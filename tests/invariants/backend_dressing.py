@@ -58,6 +58,8 @@ def _without_tables(substep: Substep, prepared: Fields, config: Config) -> Field
     fields = {name: value for name, value in substep.fields.items() if name not in left_out}
     if substep.name == "prepared" and not config.host_offload:
         fields |= {pool.field("block_ids_per_seq"): prepared[pool.field(TABLES[0])] for pool in pools(config)}
+    if "num_cached_tokens_per_seq" in fields:
+        fields["cache_indices"] = prepared[TABLES[0]]
     return fields | _page_arrays(substep, prepared, config) if "_qo_indptr" in fields else fields
 
 

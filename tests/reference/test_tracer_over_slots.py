@@ -127,7 +127,7 @@ def drafts_of_a_view(
     states = [[of_row[index], of_row[index]] for of_row, index in zip(hidden, gathered, strict=True)]
     for call in calls:
         assert call["hidden_states"] == states
-        inputs = zip(call["kv_lens_cuda"], call["position_ids"], call["input_ids"], states, strict=True)
+        inputs = zip(call["_draft_kv_runtime_lens"], call["position_ids"], call["input_ids"], states, strict=True)
         answers = [model.viewed(row, *fed_to) for row, fed_to in enumerate(inputs)]
         states = [state for _, state in answers]
         for choices, (choice, _) in zip(drafted, answers, strict=True):
