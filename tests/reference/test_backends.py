@@ -101,7 +101,7 @@ def test_counts_follow_the_lengths_of_each_forward() -> None:
 def test_caches_of_compressed_tokens_hold_what_is_committed() -> None:
     updated = at(on("served", LINEAR[2], **V4), "updated")
     slots = updated["target_kv"]
-    assert {i: len(held) for i, held in slots.items()} == {0: 6, 1: 8, 2: 4}
+    assert {i: len(held) for i, held in slots.items()} == {0: 7, 1: 11, 2: 4}
     assert updated["target_compressed_kv"] == {
         ratio: {i: compressed(held, ratio) for i, held in slots.items()} for ratio in (2, 4)
     }
