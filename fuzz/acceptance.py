@@ -93,7 +93,7 @@ def _scenario(asked: Asked, batch: int, draft_len: int) -> Scenario:
     steps = max(2, -(-asked.drafts // batch))
     longest = _PROMPT + batch + (steps + 2) * (2 * draft_len + 1)
     backend = BACKENDS[asked.backend]
-    block = longest if backend.one_page else _BLOCK
+    block = longest + draft_len if backend.one_page else _BLOCK
     config = Config(
         worker=asked.worker,
         max_draft_len=draft_len,

@@ -18,7 +18,7 @@ _NO_NUMBER = "TensorRT-LLM, no public number"
     workers=(SA,),
     title="Pages are those of the rows of the last batch of this size",
     reference=_NO_NUMBER,
-    caught_by=("output-lossless",),
+    caught_by=("one-page-per-sequence", "output-lossless"),
 )
 def pages_of_another_batch(patch: Patch) -> None:
     from engines.portable.attention.backends.vanilla import VanillaAttentionMetadata
@@ -58,20 +58,20 @@ def lengths_of_the_step_before(patch: Patch) -> None:
 
 @bug(
     "TRT-162",
-    kind="K4",
+    kind="K6",
     workers=(SA,),
-    variant="last-page",
-    title="Attention reads the last page of a sequence, which was granted for drafts alone",
+    variant="sorted",
+    title="Pages are looked up in the order of their ids, not of the batch",
     reference=_NO_NUMBER,
-    caught_by=("output-lossless",),
+    caught_by=("one-page-per-sequence",),
 )
-def last_page(patch: Patch) -> None:
+def sorted_pages(patch: Patch) -> None:
     from engines.portable.attention.backends.vanilla import VanillaAttentionMetadata
 
     prepare = VanillaAttentionMetadata.prepare
 
-    def reversed_pages(self: Any) -> None:
+    def by_id(self: Any) -> None:
         prepare(self)
-        self.block_ids_per_seq = [pages[::-1] for pages in self.block_ids_per_seq or []]
+        self.block_ids_per_seq = sorted(self.block_ids_per_seq or [])
 
-    patch(VanillaAttentionMetadata, "prepare", reversed_pages)
+    patch(VanillaAttentionMetadata, "prepare", by_id)

@@ -16,6 +16,11 @@ def runs_on(worker: str, backend: str) -> bool:
     return (WORKERS[worker].sparse or not traits.sparse) and (not traits.workers or worker in traits.workers)
 
 
+def longest_grant(config: Config) -> int:
+    """Most KV tokens that one request is ever granted: its longest sequence, and one more set of draft slots."""
+    return config.max_seq_len + config.tokens_per_gen_step(config.max_draft_len) - 1
+
+
 def check_backend(config: Config) -> None:
     """Raise ``ScenarioError`` unless the backend runs the worker, and sizes are those that it has."""
     backend = BACKENDS[config.attention_backend]
@@ -31,11 +36,12 @@ def check_backend(config: Config) -> None:
         f"{config.worker} does not run on {backend.name}",
         "choose one that it runs on: " + ", ".join(name for name in BACKENDS if runs_on(config.worker, name)),
     )
+    least = longest_grant(config)
     require(
-        not backend.one_page or config.tokens_per_block >= config.max_seq_len,
+        not backend.one_page or config.tokens_per_block >= least,
         "config.tokens_per_block",
         f"{config.tokens_per_block} is too small for {backend.name}, where a sequence lies in one page",
-        f"write config.max_seq_len, {config.max_seq_len}, or more",
+        f"write {least} or more, room for config.max_seq_len and the drafts of a step",
     )
     _check_compression(config)
     _check_view(config)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scenarios import BACKENDS, WORKERS, Config, Request, Schedule, UsageError, closest
 from scenarios.acceptance import VARIANTS
-from scenarios.backends import runs_on
+from scenarios.backends import longest_grant, runs_on
 from scenarios.trees import most_nodes
 from strategies.acceptance import draw_thinking, draw_variants
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
@@ -167,7 +167,7 @@ def _sized_for_backend(draw: Draw, config: Config) -> Config:
     """``config`` with the sizes that only its backend has, and pages that suit it."""
     backend = BACKENDS[config.attention_backend]
     if backend.one_page:
-        return replace(config, tokens_per_block=config.max_seq_len)
+        return replace(config, tokens_per_block=longest_grant(config))
     if not backend.compressed:
         return config
     window, ratios = choose(draw, _WINDOWS), choose(draw, _RATIOS)

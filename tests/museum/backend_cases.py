@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from scenarios import Generation, Phase, Scenario, Step
-from tests.museum.cases import SEPARATE, K, _dummy, _fills, _scenario
+from tests.museum.cases import SEPARATE, K, _fills, _scenario
 
 COMPRESSED: Final = {
     "attention_backend": "DEEPSEEK_V4",
@@ -41,14 +41,14 @@ def compressed_apart(worker: str) -> Scenario:
 
 
 def compressed_graph(worker: str) -> Scenario:
-    """A graph is captured with a dummy and replayed with requests of other lengths."""
+    """A graph is captured with a dummy that completes no compressed token, and replayed with a request that does."""
     return _scenario(
         worker,
-        Step(phase=Phase.CAPTURE, draft_len=K, generations=(_dummy(worker),)),
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(Generation(request=None),)),
         Step(draft_len=K, contexts=(_fills(worker, 0, 5, K),)),
         *(Step(phase=Phase.REPLAY, draft_len=K, generations=(Generation(request=0, agree=n),)) for n in (1, 0, K)),
         prompts=(5,),
-        **COMPRESSED | {"compress_ratios": (1, 4)},
+        **COMPRESSED | {"compress_ratios": (1, 8), "tokens_per_block": 8},
     )
 
 
@@ -75,19 +75,7 @@ def viewed_mixed(worker: str) -> Scenario:
 
 def one_page(worker: str) -> Scenario:
     """Two requests, each in one page, whose rows change places."""
-    return _served(worker, attention_backend="VANILLA", tokens_per_block=32, max_seq_len=32)
-
-
-def beyond_one_page(worker: str) -> Scenario:
-    """A prompt that fills its page, so that drafts are granted another one."""
-    return _scenario(
-        worker,
-        Step(draft_len=K, contexts=(_fills(worker, 0, 14),)),
-        prompts=(14,),
-        attention_backend="VANILLA",
-        tokens_per_block=16,
-        max_seq_len=16,
-    )
+    return _served(worker, attention_backend="VANILLA", tokens_per_block=35, max_seq_len=32)
 
 
 SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
@@ -107,5 +95,5 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-161/totals": viewed_mixed,
     "TRT-162": one_page,
     "TRT-162/lengths": one_page,
-    "TRT-162/last-page": beyond_one_page,
+    "TRT-162/sorted": one_page,
 }
