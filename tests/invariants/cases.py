@@ -51,7 +51,7 @@ def on_backend(scenario: Scenario, name: str) -> Scenario:
     """The same scenario on another attention backend, with sizes that make every request outgrow what it sees."""
     sizes: dict[str, dict[str, Any]] = {
         "DEEPSEEK_V4": {"index_topk": 2, "window_size": 3, "compress_ratios": (1, 2, 4)},
-        "VANILLA": {"tokens_per_block": scenario.config.max_seq_len},
+        "VANILLA": {"tokens_per_block": 2 * scenario.config.max_seq_len},
     }
     config = replace(scenario.config, attention_backend=name, **sizes.get(name, {}))
     return check(replace(scenario, config=config))

@@ -174,7 +174,7 @@ def test_without_drafts_a_view_is_not_asked() -> None:
 
 
 def test_a_sequence_of_one_page_has_its_length_on_the_host() -> None:
-    step = on("served", SA, attention_backend="VANILLA", tokens_per_block=128)
+    step = on("served", SA, attention_backend="VANILLA", tokens_per_block=256)
     for substep in step.substeps[:-1]:
         assert substep["num_cached_tokens_per_seq"] == [0, 5, 7]
         assert not OF_TRTLLM & substep.fields.keys()
