@@ -39,7 +39,7 @@ def _of_target_only(patch: Patch, method: str) -> None:
     workers=(EAGLE3, MTP_EAGLE, PARD),
     title="Counts of compressed tokens stay those of the target's forward while drafts are made",
     reference=_REFERENCE,
-    caught_by=("compressed-counts-follow-lengths",),
+    caught_by=("compressed-counts-follow-lengths", "compression-equals-reference"),
 )
 def stale_counts(patch: Patch) -> None:
     _of_target_only(patch, "_update_compressed_lens")

@@ -129,7 +129,8 @@ def _configs(
 ) -> Config:
     worker = choose(draw, workers)
     fitting = [b for b in backends if runs_on(worker, b)] or list(DENSE)
-    backend = choose(draw, [*fitting, *(b for b in fitting if b in _USUAL)])
+    usual = [b for b in fitting if b in _USUAL]
+    backend = choose(draw, fitting if usual == fitting else [*fitting, *usual])
     draft_len, block, max_rows = choose(draw, draft_lens), choose(draw, _BLOCKS), choose(draw, rows)
     runs, budget, seed = digits(draw, (len(_RUNS), len(_BUDGETS), _SEEDS))
     tight = choose(draw, _TIGHT)

@@ -17,7 +17,7 @@ VIEWED_STARTED = separate(on_backend(started_up(EAGLE), "FLASHINFER"))
 MOVING = separate(on_backend(served(EAGLE), "FLASHINFER"), kv_cache_manager="V2", host_offload=True)
 ALONE = on_backend(served(SA), "VANILLA")
 SCENARIOS = [
-    *(COMPRESSED, COMPRESSED_APART, COMPRESSED_STARTED, SHARED, VIEWED, VIEWED_STARTED, MOVING, ALONE),
+    *(COMPRESSED, COMPRESSED_APART, COMPRESSED_STARTED, SHARED, VIEWED_STARTED, MOVING, VIEWED, ALONE),
     *(separate(on_backend(failing(EAGLE), name)) for name in ("DEEPSEEK_V4", "FLASHINFER")),
     on_backend(failing(SA), "VANILLA"),
 ]
