@@ -53,7 +53,7 @@ CASES += [*FORCED, *JUDGED, *APART, *ENHANCED, *RANKED, *BACKENDS]
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
 FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE), *APART[:3], *ENHANCED[2:]]
-FEW += [ranked(MTP_EAGLE), *BACKENDS[::3]]
+FEW += [ranked(MTP_EAGLE), *BACKENDS[::3], BACKENDS[7]]
 ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS, *JUDGED_MUTATIONS, *BACKEND_MUTATIONS]
 
 
