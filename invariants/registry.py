@@ -130,7 +130,9 @@ def relation(
     """Register the decorated function, which makes the twin of a scenario."""
 
     def register(twin: MakeTwin) -> MakeTwin:
-        _register(Relation(slug, _statement(twin), tuple(reads), tuple(museum), RELATION, trait, tuple(predicates), twin))
+        _register(
+            Relation(slug, _statement(twin), tuple(reads), tuple(museum), RELATION, trait, tuple(predicates), twin)
+        )
         return twin
 
     return register
