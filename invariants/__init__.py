@@ -37,10 +37,12 @@ from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens,
 from invariants import compressed, page_arrays, draft_context, enhancer, forced, guided, relaxed  # noqa: F401
 from invariants import spec_metadata, acceptance  # noqa: F401
 from invariants import kv_cache, history, output, relations  # noqa: F401
+from invariants.predicates import PREDICATES
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify
 
 __all__ = [
+    "PREDICATES",
     "Invariant",
     "Predicate",
     "Relation",
