@@ -70,7 +70,12 @@ def _counts(rows: list[tuple[int, int]], ratios: Sequence[int]) -> dict[str, Any
     }
 
 
-@invariant("compressed-counts-follow-lengths", reads=(*_COUNTS, *_LENS), museum=("TRT-12", "TRT-13", "TRT-16"))
+@invariant(
+    "compressed-counts-follow-lengths",
+    reads=(*_COUNTS, *_LENS),
+    museum=("TRT-12", "TRT-13", "TRT-16"),
+    predicates=("P7",),
+)
 def compressed_counts_follow_lengths(step: StepCase, check: Check) -> None:
     """In every forward the counts of compressed tokens are those of its lengths: ``kv // r``, less what was there.
 
@@ -99,7 +104,12 @@ def _sights(places: Sequence[int], config: Config) -> dict[str, Any]:
     return sights
 
 
-@invariant("tokens-see-up-to-themselves", reads=(*_SEEN, *_LENS), museum=("TRT-16", "TRT-49"))
+@invariant(
+    "tokens-see-up-to-themselves",
+    reads=(*_SEEN, *_LENS),
+    museum=("TRT-16", "TRT-49"),
+    predicates=("P7",),
+)
 def tokens_see_up_to_themselves(step: StepCase, check: Check) -> None:
     """In every forward each token sees the window that ends with it and the compressed tokens complete by then.
 
@@ -119,7 +129,12 @@ def tokens_see_up_to_themselves(step: StepCase, check: Check) -> None:
                 check.equal(moment, field, expected, seen, f"tokens lie at {places}")
 
 
-@invariant("compressed-keys-follow-lengths", reads=(*_OWNERS, *_KEYS, *_LENS), museum=("TRT-12", "TRT-17"))
+@invariant(
+    "compressed-keys-follow-lengths",
+    reads=(*_OWNERS, *_KEYS, *_LENS),
+    museum=("TRT-12", "TRT-17"),
+    predicates=("P7",),
+)
 def compressed_keys_follow_lengths(step: StepCase, check: Check) -> None:
     """The indexer writes one key for each compressed token that a row adds, in its place, and looks for all of them.
 
@@ -151,6 +166,7 @@ def compressed_keys_follow_lengths(step: StepCase, check: Check) -> None:
     "compressed-tables-name-owned-pages",
     reads=(_SLIDING, _COMPRESS, "kv_cache_block_offsets", "draft_kv_cache_block_offsets"),
     museum=("TRT-65", "TRT-63", "VLL-08"),
+    predicates=("P7",),
 )
 def compressed_tables_name_owned_pages(step: StepCase, check: Check) -> None:
     """Window and compressed tokens are read through the pages of their own row, in the pool that the forward reads.
@@ -176,6 +192,7 @@ def compressed_tables_name_owned_pages(step: StepCase, check: Check) -> None:
     "compressed-cache-is-made-of-tokens",
     reads=("target_compressed_kv", "target_indexer_kv", "target_kv"),
     museum=("TRT-16", "TRT-35"),
+    predicates=("P7", "P9"),
 )
 def compressed_cache_is_made_of_tokens(step: StepCase, check: Check) -> None:
     """After each step a compressed token is made of the tokens that its request has cached, and so is its key.
@@ -205,6 +222,7 @@ def _compressed(slots: list[int], ratio: int) -> list[int]:
     reads=(*_COUNTS, *_SEEN, *_KEYS),
     museum=("TRT-12", "TRT-16", "TRT-35"),
     kind=REFERENCE,
+    predicates=("P7",),
 )
 def compression_equals_reference(step: StepCase, check: Check) -> None:
     """In every forward counts, positions and indices of compressed tokens are the reference's."""

@@ -51,6 +51,7 @@ def _paged(step: StepCase) -> Iterator[tuple[Moment, list[tuple[int, int]]]]:
     "page-arrays-match-layout",
     reads=(*_TOKENS, _LAST, *_LENS, "kv_lens_cuda"),
     museum=("TRT-12", "TRT-16", "TRT-42"),
+    predicates=("P7",),
 )
 def page_arrays_match_layout(step: StepCase, check: Check) -> None:
     """In every forward rows and places of tokens, cached lengths and the last page follow from queries and KV lengths.
@@ -79,6 +80,7 @@ def page_arrays_match_layout(step: StepCase, check: Check) -> None:
     "page-totals-add-up",
     reads=(*_TOTALS, "num_blocks", _PAGES, "num_contexts", *_LENS),
     museum=("TRT-17", "TRT-42", "VLL-07"),
+    predicates=("P7",),
 )
 def page_totals_add_up(step: StepCase, check: Check) -> None:
     """Running totals of pages, of contexts, generations and both, are those of the pages listed, enough for each row.
@@ -109,6 +111,7 @@ def page_totals_add_up(step: StepCase, check: Check) -> None:
     "page-arrays-name-owned-pages",
     reads=(_PAGES, *_NAMED, "kv_blocks", "draft_kv_blocks", *_LENS),
     museum=("TRT-42", "TRT-63", "TRT-65", "VLL-07", "VLL-08"),
+    predicates=("P7", "P9"),
 )
 def page_arrays_name_owned_pages(step: StepCase, check: Check) -> None:
     """Each row's pages are those of its request in the pool that is read, in order, and no two rows share one.
@@ -152,6 +155,7 @@ def _owned_after(step: StepCase, moment: Moment, pool: Pool, check: Check) -> No
     reads=(*_TOTALS, *_TOKENS, _LAST, *_LENS, "num_blocks"),
     museum=("TRT-12", "TRT-16", "TRT-42"),
     kind=REFERENCE,
+    predicates=("P7",),
 )
 def page_arrays_equal_reference(step: StepCase, check: Check) -> None:
     """In every forward page totals, cached lengths and places of tokens are the reference's, of views as well.
@@ -168,6 +172,7 @@ def page_arrays_equal_reference(step: StepCase, check: Check) -> None:
     "one-page-per-sequence",
     reads=("cache_indices", "num_cached_tokens_per_seq", "block_ids_per_seq", "kv_pool_indices"),
     museum=("TRT-42", "VLL-07"),
+    predicates=("P7", "P10"),
 )
 def one_page_per_sequence(step: StepCase, check: Check) -> None:
     """Where a sequence lies in one page, each row has the page of its own request, and what is cached in it.
