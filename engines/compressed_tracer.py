@@ -52,9 +52,12 @@ class CompressedTracer(Tracer):
 
     @_unseen
     def store_compressed(self, pool: Tensor, slots: Tensor, values: Tensor, exists: Tensor) -> None:
-        """Write ``values`` to their slots, unless there is none at all: behind the last one it is repeated."""
-        kept = torch.where(exists[0], values, torch.take(pool, slots))
-        pool.view(-1).scatter_(0, slots, kept)
+        """Write to their slots as many ``values``, from the first on, as there are that ``exists``, bool [values]."""
+        count = exists.sum()
+        # The last one again in place of those behind it: as many writes in every forward, and no two of them differ.
+        place = torch.minimum(torch.arange(len(values), device=pool.device), (count - 1).clamp(min=0))
+        slots, values = slots.index_select(0, place), values.index_select(0, place)
+        pool.view(-1).scatter_(0, slots, torch.where(count > 0, values, torch.take(pool, slots)))
 
     @_unseen
     def select(self, keys: Tensor, last: Tensor) -> Tensor:

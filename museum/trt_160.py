@@ -150,11 +150,11 @@ def keys_by_token(patch: Patch) -> None:
     kind="K10",
     workers=(EAGLE3, PARD),
     variant="graph",
-    title="Which compressed tokens a graph writes is what the batch of its capture completed",
+    title="The compressed tokens that a graph writes are those that the batch of its capture completed",
     reference=_NO_NUMBER,
     caught_by=("compressed-cache-is-made-of-tokens",),
 )
-def frozen_mask(patch: Patch) -> None:
+def frozen_tokens(patch: Patch) -> None:
     import torch
 
     from engines.portable.attention.backends.sparse.deepseek_v4.metadata import DeepseekV4TrtllmAttentionMetadata
@@ -163,7 +163,9 @@ def frozen_mask(patch: Patch) -> None:
 
     def _update_compressed_lens(self: Any) -> None:
         update(self)
-        for mask in self.compressed_mask.values():
-            mask[: self.num_tokens].copy_(torch.tensor(mask[: self.num_tokens].tolist()))
+        for buffers in (self.compressed_mask, self.compressed_position_ids):
+            for buffer in buffers.values():
+                part = buffer[: self.num_tokens]
+                part.copy_(torch.tensor(part.tolist(), dtype=part.dtype))
 
     patch(DeepseekV4TrtllmAttentionMetadata, "_update_compressed_lens", _update_compressed_lens)
