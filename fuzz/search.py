@@ -154,7 +154,7 @@ class Search:
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:
         """The fault sites of the last step."""
         try:
-            steps = self._run(scenario, record=self.unit.faults).steps
+            steps = self._run(scenario, observe=False, record=self.unit.faults).steps
         except UsageError as error:
             self._refuse(error)
         except SUITE_ERRORS as error:
@@ -162,10 +162,10 @@ class Search:
             reject()
         return steps[-1].sites if len(steps) == len(scenario.steps) else {}
 
-    def _run(self, scenario: Scenario, record: tuple[str, ...] = ()) -> Trace:
+    def _run(self, scenario: Scenario, *, observe: bool = True, record: tuple[str, ...] = ()) -> Trace:
         interrupt.check()
         with self._noted(scenario):
-            return run(self.engine, scenario, record=record)
+            return run(self.engine, scenario, observe=observe, record=record)
 
     def _noted(self, scenario: Scenario) -> AbstractContextManager[None]:
         """A block whose scenario is on disk: should the process die in it, it is not lost."""

@@ -226,6 +226,7 @@ def outcome(text: str, root: Path, worker: str) -> str:
     return ""
 
 
+@pytest.mark.exhaustive(every=3, first=2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_file_fails_with_the_bug_and_passes_without(
     case: Case, trees: Trees, monkeypatch: pytest.MonkeyPatch

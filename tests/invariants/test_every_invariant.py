@@ -76,6 +76,7 @@ def _run(mutation: Mutation, scenario: Scenario) -> Trace:
     return mutation.falsify(trace) if scenario == mutation.scenario else trace
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_all_hold_on_a_right_engine(scenario: Scenario) -> None:
     verdict = _clean(scenario)
@@ -133,6 +134,7 @@ def watched() -> tuple[list[tuple[Scenario, Trace]], set[str]]:
     return [(scenario, watch(dressed(scenario))) for scenario in FEW], read
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("invariant", [i for i in all_invariants() if isinstance(i, Predicate)], ids=lambda i: i.slug)
 def test_each_declares_what_it_reads(
     invariant: Predicate, watched: tuple[list[tuple[Scenario, Trace]], set[str]]
@@ -145,6 +147,7 @@ def test_each_declares_what_it_reads(
     assert set(invariant.reads) <= set(FIELDS)
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
     bare = [
@@ -206,6 +209,7 @@ def test_a_substep_that_an_engine_cannot_observe_is_missed_once(name: str) -> No
         assert {v.invariant for v in verdict.violations} <= {"substeps-in-order"}
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_an_engine_cannot_observe_is_no_violation(field: str) -> None:
     shown = [f for f in FEW if any(field in s for step in dressed(f).steps for s in step.substeps)]

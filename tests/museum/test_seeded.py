@@ -33,6 +33,12 @@ def clean(scenario: Scenario) -> Verdict:
     return verify(scenario, RUN)
 
 
+def mechanism(bug: Bug) -> set[str]:
+    """What a defect stands for: those that a plain run leaves out stand for nothing else."""
+    return {bug.kind, bug.worker, *bug.caught_by}
+
+
+@pytest.mark.exhaustive(shows=mechanism)
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.id)
 def test_each_is_noticed_in_its_scenario_and_nothing_is_without_it(bug: Bug) -> None:
     scenario = scenario_of(bug)

@@ -26,6 +26,7 @@ def run(folder: Path, torch: str, tests: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(
     ("torch", "tests", "options", "reason"),
     [
