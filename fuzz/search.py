@@ -40,6 +40,8 @@ SHRINK_SECONDS: Final = 10.0
 """Most seconds spent on it, where the unit has a time limit."""
 EMPTY_BATCHES: Final = 3
 """Batches in a row without a case after which the search gives up."""
+MOST_REFUSALS: Final = 50
+"""Cases, the first of all, that an engine may refuse in a row: one that drives any configuration runs some of them."""
 MAX_DRAFT_LEN: Final = 7
 """Largest Kmax where none is asked for."""
 MAX_STEPS: Final = 8
@@ -79,7 +81,7 @@ class Search:
     def events(self) -> Events:
         """Search until the budget is spent, or something is found where the unit asks for the first only."""
         number = empty = 0
-        while self.cases < self.unit.max_cases and empty < EMPTY_BATCHES:
+        while self.cases < self.unit.max_cases and empty < EMPTY_BATCHES and not self._refuses_all:
             if number and time.monotonic() >= self.deadline:
                 break
             started = time.monotonic()
@@ -192,7 +194,13 @@ class Search:
     def _refuse(self, error: UsageError) -> NoReturn:
         """Pass over a case whose configuration the engine cannot drive."""
         self.refusals[str(error)] += 1
+        if self._refuses_all:
+            raise EndOfBatch
         reject()
+
+    @property
+    def _refuses_all(self) -> bool:
+        return not self.cases and self.refusals.total() >= MOST_REFUSALS
 
     def _judge(self, batch: Batch, scenario: Scenario) -> list[Failure]:
         """Ask everything that is not excluded, and count it. Of the relations, each of which costs a run, only one."""
