@@ -2,21 +2,26 @@
 
     @pytest.mark.exhaustive(every=3, first=1)    keeps each third member, from the second on
     @pytest.mark.exhaustive(shows=function)      keeps a member that shows something which none before it did
+    @pytest.mark.exhaustive                      keeps none: what it shows others show, in less time
 
 ``function`` is given a member's parameters by name, and says what they stand for: a worker, an invariant. A test that
-loops asks the fixture ``part_of`` for a part of what it loops over. With ``--exhaustive`` everything is run, and so is
-whatever is named on the command line (``FILE::TEST``, ``-k``).
+loops asks the fixture ``part_of`` for a part of what it loops over. Properties are tried with fewer examples.
+
+With ``--exhaustive`` everything is run, and so is whatever is named on the command line (``FILE::TEST``, ``-k``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import pytest
+from hypothesis import settings
 
 T = TypeVar("T")
+EXAMPLES: Final = 20
+"""Of a property, instead of those that ``conftest.py`` says."""
 
 
 class PartOf(Protocol):
@@ -42,6 +47,9 @@ class LeftOut:
     def __init__(self, config: pytest.Config) -> None:
         named = any("::" in argument for argument in config.args) or config.getoption("keyword")
         self.exhaustive = bool(config.getoption("exhaustive") or named)
+        if not self.exhaustive:
+            settings.register_profile("plain", parent=settings.get_profile("tests"), max_examples=EXAMPLES)
+            settings.load_profile("plain")
         self.tests = 0
         self.members = 0
 
@@ -91,19 +99,19 @@ class _Family:
         self.shown: set[Hashable] = set()
 
     def keeps(
-        self, item: Any, *, every: int = 1, first: int = 0, shows: Callable[..., Iterable[Hashable]] | None = None
+        self, item: Any, *, every: int = 0, first: int = 0, shows: Callable[..., Iterable[Hashable]] | None = None
     ) -> bool:
         """Whether a plain run has the next member."""
         number = self.count
         self.count += 1
         if shows is None:
-            return number % every == first
+            return every > 0 and number % every == first
         new = set(shows(**item.callspec.params)) - self.shown
         self.shown |= new
         return bool(new)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def part_of(request: pytest.FixtureRequest) -> PartOf:
     """A part of what a test loops over."""
     plugin: LeftOut = request.config.pluginmanager.get_plugin("left-out")  # type: ignore[assignment]

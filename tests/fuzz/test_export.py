@@ -275,6 +275,7 @@ def pytest_unconfigure():
 """Stands for an installed package."""
 
 
+@pytest.mark.exhaustive
 def test_pytest_runs_the_files(trees: Trees, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They import from ``tensorrt_llm`` alone, here a miniature tree's, in the package layout that it has."""
     shown = [case("saved_state"), case("layout")]

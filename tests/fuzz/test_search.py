@@ -173,6 +173,7 @@ def test_a_planned_fault_that_is_swallowed_is_a_finding() -> None:
     assert [event.finding.invariant for event in findings(events)] == ["fault-surfaces"]
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.parametrize(("engine", "text"), [("Crashing", "no such row"), ("Unrecordable", "no such site")])
 def test_an_exception_of_the_suite_is_an_error_with_its_place(engine: str, text: str) -> None:
     events = list(run_unit(unit(engine)))

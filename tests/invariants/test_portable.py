@@ -53,7 +53,7 @@ ENGINE = PortableEngine()
 
 def test_the_portable_engine_violates_nothing_and_reaches_everything(part_of: PartOf) -> None:
     tally = Tally()
-    cases = part_of(CASES, every=3)
+    cases = part_of(CASES, every=5)
     for scenario in cases:
         verdict = verify(scenario, partial(run, ENGINE))
         assert verdict.violations == ()

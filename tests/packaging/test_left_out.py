@@ -25,8 +25,11 @@ def test_loop(part_of): assert list(part_of(range(5), every=2)) == [0, 2, 4]
 
 @pytest.mark.parametrize("n", range(3))
 def test_all(n): pass
+
+@pytest.mark.exhaustive
+def test_long(): pass
 """
-SAYS = "left out: 7 tests that repeat others, 2 members of loops in tests; `pytest --exhaustive` runs all"
+SAYS = "left out: 8 tests that repeat others, 2 members of loops in tests; `pytest --exhaustive` runs all"
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def tests(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def test_a_plain_run_has_each_mechanism_and_counts_the_rest(tests: pytest.Pytester) -> None:
     done = tests.runpytest_inprocess("-p", "no:cacheprovider")
-    done.assert_outcomes(passed=9, deselected=7)
+    done.assert_outcomes(passed=9, deselected=8)
     assert SAYS in done.outlines
 
 

@@ -105,6 +105,7 @@ def test_the_accepted_count_follows_what_the_scenario_says(worker: str) -> None:
     assert tokens == greedy(0, 0, 4, 1 + sum(row[0] for row in expected))
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("worker", CHUNKED)
 def test_chunks_leave_what_one_prefill_leaves(worker: str) -> None:
     def text(*chunks: int) -> dict[str, object]:

@@ -49,7 +49,7 @@ def lived(tree):
     return live
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_classes_that_leave_nothing_behind_hold_every_invariant(engine, worker):
     settled = engine()
@@ -129,7 +129,7 @@ def values(step, left_out=()):
     return step.outcome, step.fired, substeps
 
 
-@pytest.mark.exhaustive(every=3, first=1)
+@pytest.mark.exhaustive(every=5, first=1)
 @pytest.mark.parametrize(
     "worker", ["DraftTargetOneModelWorker", "PARDWorker", "MTPWorker", "DFlashWorker", "MTPEagleDynamicTreeWorker"]
 )
