@@ -40,6 +40,8 @@ SHRINK_SECONDS: Final = 10.0
 """Most seconds spent on it, where the unit has a time limit."""
 EMPTY_BATCHES: Final = 3
 """Batches in a row without a case after which the search gives up."""
+MOST_REFUSALS: Final = 50
+"""Cases, the first of all, that an engine may refuse in a row: one that drives any configuration runs some of them."""
 MAX_DRAFT_LEN: Final = 7
 """Largest Kmax where none is asked for."""
 MAX_STEPS: Final = 8
@@ -79,7 +81,7 @@ class Search:
     def events(self) -> Events:
         """Search until the budget is spent, or something is found where the unit asks for the first only."""
         number = empty = 0
-        while self.cases < self.unit.max_cases and empty < EMPTY_BATCHES:
+        while self.cases < self.unit.max_cases and empty < EMPTY_BATCHES and not self._refuses_all:
             if number and time.monotonic() >= self.deadline:
                 break
             started = time.monotonic()
@@ -154,7 +156,7 @@ class Search:
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:
         """The fault sites of the last step."""
         try:
-            steps = self._run(scenario, record=self.unit.faults).steps
+            steps = self._run(scenario, observe=False, record=self.unit.faults).steps
         except UsageError as error:
             self._refuse(error)
         except SUITE_ERRORS as error:
@@ -162,10 +164,10 @@ class Search:
             reject()
         return steps[-1].sites if len(steps) == len(scenario.steps) else {}
 
-    def _run(self, scenario: Scenario, record: tuple[str, ...] = ()) -> Trace:
+    def _run(self, scenario: Scenario, *, observe: bool = True, record: tuple[str, ...] = ()) -> Trace:
         interrupt.check()
         with self._noted(scenario):
-            return run(self.engine, scenario, record=record)
+            return run(self.engine, scenario, observe=observe, record=record)
 
     def _noted(self, scenario: Scenario) -> AbstractContextManager[None]:
         """A block whose scenario is on disk: should the process die in it, it is not lost."""
@@ -192,7 +194,13 @@ class Search:
     def _refuse(self, error: UsageError) -> NoReturn:
         """Pass over a case whose configuration the engine cannot drive."""
         self.refusals[str(error)] += 1
+        if self._refuses_all:
+            raise EndOfBatch
         reject()
+
+    @property
+    def _refuses_all(self) -> bool:
+        return not self.cases and self.refusals.total() >= MOST_REFUSALS
 
     def _judge(self, batch: Batch, scenario: Scenario) -> list[Failure]:
         """Ask everything that is not excluded, and count it. Of the relations, each of which costs a run, only one."""

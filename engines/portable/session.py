@@ -18,7 +18,7 @@ from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.suffix_automaton import sa_manager_of
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
-from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError, batches
+from scenarios import Config, Context, Generation, Phase, Request, Schedule, Step, StepTrace, Trace, UsageError, batches
 from scenarios.tracer import prompt
 
 _FOLDER = Path(__file__).parent
@@ -65,6 +65,10 @@ class PortableSession:
         if self._schedule is not None:
             self._schedule.add(request)
         self._requests[request.id] = self._llm_request(request)
+
+    def foresee(self, steps: Collection[Step]) -> None:
+        """Hear of all steps to come: where none replays a graph, none is recorded."""
+        self._executor.model_engine.cuda_graph_runner.replays = any(step.phase is Phase.REPLAY for step in steps)
 
     def step(self, step: Step) -> StepTrace:
         """Execute one iteration; raises ``ScenarioError`` for a step that could not come next.

@@ -11,7 +11,7 @@ import pytest
 from fuzz import cli
 from fuzz.events import BatchFinished, CampaignFinished, Event, FindingFound, HarnessError, Tally
 from fuzz.museum_report import MuseumSummary
-from museum import BUGS, Bug
+from museum import Bug
 from tests.fuzz import fakes
 from tests.fuzz.conftest import Snapshot
 from tests.fuzz.samples import FINDING
@@ -103,16 +103,13 @@ def test_nothing_found_shows_no_example() -> None:
 
 
 @pytest.fixture
-def _museum(monkeypatch: pytest.MonkeyPatch) -> None:
+def _museum(monkeypatch: pytest.MonkeyPatch, empty_museum: dict[str, Bug]) -> None:
     """A museum of two: one defect of the fake engine, and one that changes nothing."""
 
     def forget(patch: Any) -> None:
         patch(fakes.Sound, "tamper", fakes.Forgetful.tamper)
 
-    for id in list(BUGS):
-        monkeypatch.delitem(BUGS, id)
-    monkeypatch.setitem(BUGS, FOUND.id, replace(FOUND, apply=forget))
-    monkeypatch.setitem(BUGS, ESCAPED.id, ESCAPED)
+    empty_museum.update({FOUND.id: replace(FOUND, apply=forget), ESCAPED.id: ESCAPED})
     monkeypatch.setattr("fuzz.engines.ENGINES", {"portable": "tests.fuzz.fakes:Sound"})
 
 

@@ -11,6 +11,7 @@ SCOPE = Scope(max_batch=2, max_draft_len=2, steps=2)
 SITES = {"draft_model.forward": 2, "target_model.forward": 1}
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_points_are_valid_distinct_and_in_one_slice_each(worker: str) -> None:
     found = list(cells(SCOPE, worker, BACKENDS))
