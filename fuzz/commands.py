@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import typer
 
 from fuzz import acceptance, doctor, listing
+from fuzz import leaks as triage
 from fuzz.campaign import CampaignPlan, Lanes, campaign
 from fuzz.display import coloured, escaped, watch
 from fuzz.engines import PORTABLE, load
@@ -148,6 +149,16 @@ def museum(target: Target, *, bugs: Sequence[str], cases: int | None, processes:
     _hunt(start, Lanes(units, cases=budget), processes, summary)
     output.write(summary.to_json(), summary.lines(), [event.finding for event in summary.found.values()])
     return summary.status
+
+
+def leaks(target: Target, output: Output) -> int:
+    """Triage what failed steps leave behind; ``FINDINGS`` if any of it is read."""
+    if not target.faults:
+        raise UsageError("--faults: without a family nothing can fail; write for instance 'seams'")
+    engine = load(target.engine, target.device)
+    failed = [one for worker in target.workers for one in triage.triage(engine, worker, target.faults)]
+    output.write(triage.document(failed), triage.lines(failed))
+    return triage.status(failed)
 
 
 def replay_all(
