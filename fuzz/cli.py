@@ -277,6 +277,9 @@ def museum(
     max_cases: Annotated[
         int | None, typer.Option("--max-cases", metavar="N", help="Scenarios per defect. [default: 2000]")
     ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Hunt them again with scenarios drawn without aim, for comparison.")
+    ] = False,
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes to search with.")] = 1,
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
@@ -292,7 +295,7 @@ def museum(
     )
     output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
     processes = options.processes(workers, len(bugs))
-    return commands.museum(target, bugs=bugs, cases=max_cases, processes=processes, output=output)
+    return commands.museum(target, bugs=bugs, cases=max_cases, processes=processes, output=output, baseline=baseline)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -135,8 +135,13 @@ def sweep(
     return summary.status
 
 
-def museum(target: Target, *, bugs: Sequence[str], cases: int | None, processes: int, output: Output) -> int:
-    """Hunt each seeded defect until it is found; ``FINDINGS`` if one escapes."""
+def museum(
+    target: Target, *, bugs: Sequence[str], cases: int | None, processes: int, output: Output, baseline: bool = False
+) -> int:
+    """Hunt each seeded defect until it is found; ``FINDINGS`` if one escapes.
+
+    With a ``baseline`` they are hunted again, within the same budget, by scenarios drawn without aim.
+    """
     from museum import BUGS
 
     budget = cases or BUG_CASES
@@ -147,6 +152,9 @@ def museum(target: Target, *, bugs: Sequence[str], cases: int | None, processes:
         listing.sites(target)
     start = _start("museum", target, cases=budget * len(bugs))
     _hunt(start, Lanes(units, cases=budget), processes, summary)
+    if baseline:
+        summary.baseline = MuseumSummary(summary.bugs)
+        _hunt(start, Lanes([replace(u, plain=True) for u in units], cases=budget), processes, summary.baseline)
     output.write(summary.to_json(), summary.lines(), [event.finding for event in summary.found.values()])
     return summary.status
 
