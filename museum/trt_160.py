@@ -136,8 +136,7 @@ def kept_after_rejection(patch: Patch) -> None:
 )
 def keys_by_token(patch: Patch) -> None:
     from engines.portable.attention.backends.sparse.deepseek_v4 import metadata
-
-    slots_of = metadata.slots_of
+    from engines.portable.attention.backends.sparse.dsa.indexer import slots_of
 
     def by_token(positions: Any, block_offsets: Any, req_idx: Any, manager: Any) -> Any:
         return slots_of(positions * manager.compress_ratios[1], block_offsets, req_idx, manager)

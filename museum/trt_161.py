@@ -127,7 +127,7 @@ def pages_of_the_target(patch: Patch) -> None:
     create, write = FlashInferAttentionMetadata._create_draft_view, FlashInferAttentionMetadata._write_page_table
 
     def _create_draft_view(self: Any, manager: Any) -> Any:
-        view = create(self, manager)
+        view: Any = create(self, manager)
         view._other_manager = self.kv_cache_manager
         return view
 

@@ -358,7 +358,8 @@ class TrtllmAttention:
     def place(self, attn_metadata: Any, num_rows: int) -> tuple[Tensor, Rows]:
         """Block table of the batch and where so many rows lie."""
         table = attn_metadata.kv_cache_block_offsets[0, : attn_metadata.num_seqs, 0]
-        return table, locate(*attn_metadata.mla_scheduler_buffers(), num_rows)
+        cu_q, cu_kv = attn_metadata.mla_scheduler_buffers()
+        return table, locate(cu_q, cu_kv, num_rows)
 
     def target(self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows: int64 [rows]."""
