@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from scenarios import Context, Request, Scenario, Step, check
 from tests.invariants.cases import EAGLE, MTP_EAGLE, PARD, SA, failing, on_backend, separate, served, started_up
 from tests.invariants.mutation import at, bump, put, set_to, swap
 
@@ -16,10 +17,26 @@ SHARED, VIEWED = on_backend(served(MTP_EAGLE), "FLASHINFER"), separate(on_backen
 VIEWED_STARTED = separate(on_backend(started_up(EAGLE), "FLASHINFER"))
 MOVING = separate(on_backend(served(EAGLE), "FLASHINFER"), kv_cache_manager="V2", host_offload=True)
 ALONE = on_backend(served(SA), "VANILLA")
+# The first chunk of request 1 shares a batch with the last one of request 0, which a prompt in one piece does not.
+JOINED = on_backend(
+    check(
+        Scenario(
+            config=served(EAGLE).config,
+            requests=(Request(id=0, prompt_len=2), Request(id=1, prompt_len=7)),
+            steps=(
+                Step(draft_len=0, contexts=(Context(request=0, chunk=1),)),
+                Step(draft_len=0, contexts=(Context(request=0, chunk=1), Context(request=1, chunk=6))),
+                Step(draft_len=0, contexts=(Context(request=1, chunk=1),)),
+            ),
+        )
+    ),
+    "DEEPSEEK_V4",
+)
 SCENARIOS = [
     *(COMPRESSED, COMPRESSED_APART, COMPRESSED_STARTED, SHARED, VIEWED_STARTED, MOVING, VIEWED, ALONE),
     *(separate(on_backend(failing(EAGLE), name)) for name in ("DEEPSEEK_V4", "FLASHINFER")),
     on_backend(failing(SA), "VANILLA"),
+    JOINED,
 ]
 
 
