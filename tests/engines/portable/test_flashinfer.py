@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engines.portable.graphs import CpuGraph
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.speculative.eagle3 import Eagle3OneModelWorker
+from engines.portable.speculative.interface import DecodingConfig
+from engines.portable.speculative.utils import MODES
 from tests.engines.portable.metadata import cache, flashinfer, prepare
-from tests.engines.portable.support import ints
+from tests.engines.portable.support import attention_metadata, ints
 
 ROWS: Any = ([5, 4, 4], [0, 6, 20], 1)
 """Lengths, cached tokens, contexts; pages of 8 tokens."""
@@ -143,3 +147,16 @@ def test_lengths_and_tables_are_read_out_of_the_arrays() -> None:
     view.update_shared_kv_draft_lengths(attn, ints([1, 3, 2]), 1)
     assert view.kv_lens_of_pages().tolist() == [5, 9, 22]
     assert view.page_table().tolist() == table.tolist()
+
+
+def test_a_drafter_without_a_cache_asks_for_views() -> None:
+    config = DecodingConfig(
+        spec_dec_mode=MODES["Eagle3OneModelWorker"],
+        max_draft_len=2,
+        num_extra_kv_tokens=0,
+        mask_token_id=0,
+        use_shared_kv_cache=True,
+    )
+    spec: Any = SimpleNamespace(runtime_draft_len=2)
+    with pytest.raises(TypeError, match="TrtllmAttentionMetadata'> has none"):
+        Eagle3OneModelWorker(config)._forward_impl(*[None] * 4, attention_metadata(), spec, None)  # type: ignore[arg-type]
