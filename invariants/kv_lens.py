@@ -39,6 +39,7 @@ from invariants.pools import read_by
 from invariants.registry import REFERENCE, invariant
 from invariants.trees import OFFSETS
 
+OFFSETS_OF_LENGTHS: Final = "previous_kv_lens_offsets_cuda"
 _LENGTHS: Final = ("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens", "ctx_len")
 
 
@@ -125,7 +126,7 @@ class TreeCourse(Course):
 
 @invariant(
     "kv-lens-balanced",
-    reads=("kv_lens_cuda", "num_accepted_tokens", "new_tokens_lens", "_saved_tensors"),
+    reads=("kv_lens_cuda", OFFSETS_OF_LENGTHS, "num_accepted_tokens", "new_tokens_lens", "_saved_tensors"),
     museum=("TRT-01", "TRT-04", "TRT-37", "VLL-23"),
 )
 def kv_lens_balanced(step: StepCase, check: Check) -> None:
@@ -134,9 +135,9 @@ def kv_lens_balanced(step: StepCase, check: Check) -> None:
     After a failure it lies on that course; the increment for an only call is either undone or made up to the
     accepted count, never left alone.
     """
-    if step.prepared is None or "kv_lens_cuda" not in step.prepared.seen:
+    start = corrected(step)
+    if start is None or step.prepared is None:
         return
-    start = step.prepared.seen["kv_lens_cuda"]
     for run in step.runs:
         for moment in (run.verified, run.saved):
             _kv(check, moment, start, "nothing has moved it yet")
@@ -147,7 +148,7 @@ def kv_lens_balanced(step: StepCase, check: Check) -> None:
                 _kv(check, moment, course.during(i), why)
             _kv(check, run.restored, _one_of(course.ends(), run.restored), why)
     if step.failed is not None and "kv_lens_cuda" in step.failed.seen:
-        _kv_after_failure(check, step, step.failed, start)
+        _kv_after_failure(check, step, step.failed, start, step.prepared.seen["kv_lens_cuda"])
 
 
 def _course(step: StepCase, run: Run, start: list[int]) -> Course | None:
@@ -159,10 +160,24 @@ def _course(step: StepCase, run: Run, start: list[int]) -> Course | None:
     return None if course.saved is None else course
 
 
-def _kv_after_failure(check: Check, step: StepCase, failed: Moment, start: list[int]) -> None:
+def corrected(step: StepCase) -> list[int] | None:
+    """``kv_lens_cuda`` at the start of each forward; None if it was not observed.
+
+    It is what ``prepare`` wrote; under the overlap scheduler the device first takes back what was not accepted.
+    """
+    seen = step.prepared.seen if step.prepared is not None else {}
+    if "kv_lens_cuda" not in seen or not step.config.overlap:
+        return seen.get("kv_lens_cuda")
+    if OFFSETS_OF_LENGTHS not in seen:
+        return None
+    offsets = [0] * step.num_contexts + seen[OFFSETS_OF_LENGTHS]
+    return [kv + offset for kv, offset in zip(seen["kv_lens_cuda"], offsets, strict=False)]
+
+
+def _kv_after_failure(check: Check, step: StepCase, failed: Moment, start: list[int], prepared: list[int]) -> None:
     run = step.runs[-1] if step.runs else None
     if run is None or not run.begun or not step.draft_len:
-        allowed = [start]
+        allowed = [start, prepared]
     else:
         course = _course(step, run, start)
         if course is None:
@@ -186,7 +201,7 @@ def _kv(check: Check, moment: Moment | None, expected: list[int], why: str) -> N
 
 @invariant(
     "warmup-fixed-point",
-    reads=("kv_lens_cuda", *LAYOUT, "use_spec_decoding", "_saved_tensors"),
+    reads=("kv_lens_cuda", OFFSETS_OF_LENGTHS, *LAYOUT, "use_spec_decoding", "_saved_tensors"),
     museum=("TRT-04", "TRT-03", "TRT-40"),
 )
 def warmup_fixed_point(step: StepCase, check: Check) -> None:
@@ -197,8 +212,13 @@ def warmup_fixed_point(step: StepCase, check: Check) -> None:
     if step.prepared is None:
         return
     for run in step.runs:
-        if run.entered is not None:
-            check.kept(run.entered, step.prepared, ("kv_lens_cuda", *LAYOUT, "use_spec_decoding", "_saved_tensors"))
+        if run.entered is None:
+            continue
+        check.kept(run.entered, step.prepared, (*LAYOUT, "use_spec_decoding", "_saved_tensors"))
+        # Inside a graph the lengths of the host are corrected when it runs.
+        start = step.prepared.seen.get("kv_lens_cuda") if run.phase == "replay" else corrected(step)
+        if start is not None:
+            _kv(check, run.entered, start, "so prepare and the correction leave it")
 
 
 @invariant(
@@ -242,7 +262,7 @@ def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
     node of a tree is as far behind the first position of its row as its offset says.
     """
     for moment in step.moments:
-        if step.reads_own_context(moment):
+        if step.reads_own_context(moment) or (step.config.overlap and moment in _uncorrected(step)):
             continue
         seen = moment.seen
         if "position_ids" not in seen or "kv_lens_cuda" not in seen or "_seq_lens" not in seen:
@@ -258,6 +278,12 @@ def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
             for offset in of_row
         ]
         check.equal(moment, "position_ids", expected, seen["position_ids"], "so say kv_lens_cuda and _seq_lens")
+
+
+def _uncorrected(step: StepCase) -> list[Moment | None]:
+    """Moments of the overlap scheduler that show positions which are not those of the lengths beside them."""
+    replays = [run.entered for run in step.runs if run.phase == "replay"]
+    return [step.prepared, *replays, *(run.restored for run in step.runs)]
 
 
 @invariant(
