@@ -22,14 +22,15 @@ from museum.bug import EAGLE3, PARD, Patch, bug
 def rows_shifted(patch: Patch) -> None:
     from dataclasses import replace
 
-    from engines.portable.pyexecutor.llm_request import ScheduledRequests
     from engines.portable.pyexecutor.sampler import SpecSampler
 
     update = SpecSampler.update_requests
 
     def update_requests(self: Any, state: Any) -> None:
-        requests = state.scheduled_requests.all_requests()
-        order = sorted(requests, key=lambda request: request.prompt_lookahead_token is not None)
-        update(self, replace(state, scheduled_requests=ScheduledRequests(generation_requests=tuple(order))))
+        rows = range(len(state.scheduled_requests.all_requests()))
+        order = sorted(rows, key=lambda row: row < len(state.is_last_chunk) and not state.is_last_chunk[row])
+        outputs = ("new_tokens", "new_tokens_lens", "next_draft_tokens")
+        taken = [order.index(row) for row in rows]
+        update(self, replace(state, **{name: getattr(state, name)[taken] for name in outputs}))
 
     patch(SpecSampler, "update_requests", update_requests)

@@ -5,6 +5,7 @@ Upstream's victim was a metric. Here it is the rewind as well, as both are compu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from museum.bug import PARD, Patch, bug
@@ -24,9 +25,6 @@ def counted_after_replacement(patch: Patch) -> None:
     update = SpecSampler.update_requests
 
     def update_requests(self: Any, state: Any) -> None:
-        drafts = state.next_draft_tokens[:, : state.runtime_draft_len].tolist()
-        for request, made in zip(state.scheduled_requests.all_requests(), drafts):
-            request.py_draft_tokens = made
-        update(self, state)
+        update(self, replace(state, draft_slots=state.runtime_draft_len))
 
     patch(SpecSampler, "update_requests", update_requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.cache_observation import Committed
 from engines.portable.speculative.dynamic_tree_ops import NO_NODE
 from engines.portable.speculative.spec_tree_manager import SpecTreeManager
 
@@ -23,7 +23,7 @@ class TreeObserver:
         ends = [sum(lens[: i + 1]) for i in range(len(lens))]
         return _spec_decoding_fields(attn, lens, [flat[end - n : end] for end, n in zip(ends, lens)])
 
-    def draft_trees(self, requests: Iterable[LlmRequest]) -> dict[int, list[int]]:
+    def draft_trees(self, requests: Iterable[Committed]) -> dict[int, list[int]]:
         """Parent of each draft node of each request, -1 for the root; nothing where no tree is stored."""
         storage, ids = self._manager.slot_storage, [request.py_request_id for request in requests]
         slots = self._manager.slot_manager.get_slots(ids)

@@ -11,7 +11,7 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Schedule, Step
-from scenarios.schedule import check_config
+from scenarios.limits import check_config
 from strategies import (
     KINDS,
     Layout,

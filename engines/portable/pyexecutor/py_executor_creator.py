@@ -105,6 +105,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             draft_kv_cache_manager=draft_kv_cache_manager,
         ),
         dist=dist,
+        enable_overlap=config.overlap,
     )
     return PyExecutor(
         model_engine,
@@ -115,6 +116,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         draft_kv_cache_manager,
         AttentionDPPadding(config, dist),
         guided_decoder,
+        disable_overlap_scheduler=not config.overlap,
     )
 
 
@@ -159,6 +161,7 @@ def _kv_cache_managers(
         num_extra_kv_tokens=config.num_extra_kv_tokens,
         device=device,
         host_offload=config.host_offload,
+        context_reserve_draft_tokens=spec_config.max_total_draft_tokens if config.overlap else 0,
     )
     target = partial(manager, num_blocks=config.num_blocks, tokens_per_block=config.tokens_per_block)
     if not config.use_separate_draft_kv_cache:

@@ -21,6 +21,8 @@ class KVCacheManager:
     kv_cache_pools           int64 [num_layers, num_blocks, tokens_per_block], device
     layer_offsets            place in the pools of each layer that lives here
     kv_reserve_draft_tokens  drafts that a generation is granted room for at least, whatever the step's draft length
+    context_reserve_draft_tokens  the same of a prompt: with the overlap scheduler the host counts all rows of a step
+        in flight, and the draft length may have grown since the first chunk
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class KVCacheManager:
         first_layer: int = 0,
         host_offload: bool = False,
         kv_reserve_draft_tokens: int = 0,
+        context_reserve_draft_tokens: int = 0,
     ) -> None:
         self.kv_reserve_draft_tokens = kv_reserve_draft_tokens
+        self.context_reserve_draft_tokens = context_reserve_draft_tokens
         self.tokens_per_block = tokens_per_block
         self.max_seq_len = max_seq_len
         # A request at its longest is granted one more set of draft slots (PR #12306).
@@ -90,7 +94,8 @@ class KVCacheManager:
         """
         for request in scheduled_batch.context_requests:
             if request.is_first_context_chunk:
-                drafts = len(request.py_draft_tokens)
+                reserved = 0 if request.is_dummy else self.context_reserve_draft_tokens
+                drafts = max(len(request.py_draft_tokens), reserved)
                 self._add_tokens(request, request.py_prompt_len + self.num_extra_kv_tokens + drafts)
         for request in scheduled_batch.generation_requests:
             self._add_tokens(request, 1 + max(len(request.py_draft_tokens), self.kv_reserve_draft_tokens))
@@ -98,6 +103,9 @@ class KVCacheManager:
     def update_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Take back what each generation of the step did not use."""
         for request in scheduled_batch.generation_requests:
+            if request.is_finished:
+                # It ended while this step was in flight, and owns nothing any more (PR #9693).
+                continue
             if request.py_rewind_len > 0:
                 self.rewind_kv_cache(request, request.py_rewind_len)
             reserved = self.kv_reserve_draft_tokens - request.py_rewind_len - request.py_num_accepted_draft_tokens
