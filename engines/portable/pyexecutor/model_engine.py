@@ -176,6 +176,7 @@ class PyTorchModelEngine:
             self.overlap.prepare(
                 scheduled_requests.generation_requests,
                 spec_metadata.runtime_tokens_per_gen_step,
+                self.spec_config.get_runtime_drafts(spec_metadata.runtime_draft_len),
                 new_tensors_device,
                 input_ids[attn_metadata.num_ctx_tokens :],
                 spec_metadata.draft_tokens,

@@ -58,11 +58,14 @@ class OverlapInputs:
         self,
         generations: Sequence[LlmRequest],
         width: int,
+        runtime_draft_len: int,
         previous: SampleStateTensors | None,
         input_ids: Tensor,
         draft_tokens: Tensor,
     ) -> None:
         """Fill the buffers for generations of ``width`` rows each, and fetch the tokens of those that are in flight.
+
+        Of what these drafted ``runtime_draft_len`` are verified at most; other draft slots are padding.
 
         input_ids     int32 [len(generations) * width], device; written in place where the host knew no better
         draft_tokens  int32 [len(generations) * (width - 1)], device; likewise
@@ -83,16 +86,12 @@ class OverlapInputs:
         offsets.copy_(torch.where(in_flight, accepted - previous.tokens_per_gen_step, 0))
         positions.view(n, width).copy_(accepted.unsqueeze(1).expand(-1, width))
         known = in_flight.unsqueeze(1)
-        drafts = self._drafts(previous, width - 1).index_select(0, place)
+        made = previous.next_draft_tokens[:, : min(previous.runtime_draft_len, runtime_draft_len)]
+        padded = torch.nn.functional.pad(made, (0, width - 1 - made.shape[1]), value=PAD_TOKEN)
+        drafts = padded.index_select(0, place)
         tokens = torch.cat([previous.next_new_tokens.index_select(0, place)[:, :1], drafts], dim=1)
         for buffer, fetched in ((input_ids.view(n, width), tokens), (draft_tokens.view(n, width - 1), drafts)):
             buffer.copy_(torch.where(known, fetched, buffer))
-
-    @staticmethod
-    def _drafts(previous: SampleStateTensors, slots: int) -> Tensor:
-        """Drafts of the step in flight for so many draft slots, cut or padded: int32 [n, slots]."""
-        drafts = previous.next_draft_tokens[:, : min(previous.runtime_draft_len, slots)]
-        return torch.nn.functional.pad(drafts, (0, slots - drafts.shape[1]), value=PAD_TOKEN)
 
     def correct(self, inputs: dict[str, Any]) -> None:
         """Move positions and KV lengths of the generations, in place, to where they are."""

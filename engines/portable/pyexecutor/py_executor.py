@@ -146,6 +146,8 @@ class PyExecutor:
         if overlaps:
             self._updated = self.previous_batch
             if self._updated is not None:
+                for request in self._updated.iteration.batch.all_requests():
+                    request.py_batch_idx = None
                 self.sampler.update_requests(self._updated.sample_state)
         if outputs is None:
             return
@@ -178,9 +180,6 @@ class PyExecutor:
         state = self.sampler.sample_async(batch, outputs, drafts, width - 1)
         for request in batch.context_requests:
             request.move_to_next_context_chunk()
-        if self.previous_batch is not None:
-            for request in self.previous_batch.iteration.batch.all_requests():
-                request.py_batch_idx = None
         for row, request in enumerate(batch.all_requests()):
             request.py_batch_idx = row
         device = SampleStateTensors(

@@ -231,19 +231,20 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         return (*super()._fields_with_draft_twins(), *_CACHE_FIELDS)
 
     def _refer_to_draft_twins(self) -> None:
-        """Also write them, tables and slots: all but in a graph, whose runner does it before each replay.
+        """Also write them: tables all but in a graph, whose runner does it before each replay.
 
-        The slots are those of the target's layout, by host lengths; a drafter that feeds other rows tells the hooks.
+        The slots are those of the target's layout; a drafter that feeds other rows tells the hooks. They follow the
+        device's lengths, in a graph too: the host's run ahead with the overlap scheduler, and upstream, which goes by
+        them, has the first draft forward write behind its place.
         """
         super()._refer_to_draft_twins()
         self._invalidate_pool_view_cache()
         if not is_current_stream_capturing():
             self.prepare_for_indexer_k_cache()
             self.prepare_for_spec_decode()
-            params = Indexer.params(self)
-            Indexer.recompute_slot_mappings(self, params)
             if self.num_contexts:
-                Indexer.recompute_full_slot_mappings(self, params)
+                Indexer.recompute_full_slot_mappings(self, Indexer.params(self))
+        self._update_slot_mappings()
 
     def _update_req_idx_per_token(self) -> None:
         """Row of each token by the device's lengths."""
