@@ -98,9 +98,10 @@ def landing(scenario: Scenario) -> Edited | None:
     pairs: list[tuple[int, int]] = []
     ended: set[int | None] = set()
     for index, step in enumerate(scenario.steps):
-        rows = tuple(row for row in step.generations if row.request not in ended)
-        if rows != step.generations:
-            step = replace(step, generations=rows, phase=Phase.EAGER)
+        contexts = tuple(row for row in step.contexts if row.request not in ended)
+        generations = tuple(row for row in step.generations if row.request not in ended)
+        if len(contexts) + len(generations) < len(step.rows):
+            step = replace(step, contexts=contexts, generations=generations, phase=Phase.EAGER)
         ended |= set(step.finish)
         if step.rows:
             pairs.append((index, len(steps)))
@@ -204,16 +205,18 @@ def one_shot(scenario: Scenario) -> Edited | None:
 def _merged_prompts(scenario: Scenario) -> dict[tuple[int | None, int | None], Context]:
     """(step, request) of each last chunk of a chunked prompt -> the whole prompt as one row.
 
-    A request that is merged is listed under (None, request) too.
+    A request that is merged is listed under (None, request) too. One that ends before its last chunk is not.
     """
+    ended: set[int | None] = set()
     lens = {request.id: request.prompt_len for request in scenario.requests}
     done: dict[int, int] = dict.fromkeys(lens, 0)
     merged: dict[tuple[int | None, int | None], Context] = {}
     for index, step in enumerate(scenario.steps):
         for row in step.contexts:
-            if row.request is None:
+            if row.request is None or row.request in ended:
                 continue
             done[row.request] += row.chunk
             if done[row.request] == lens[row.request] > row.chunk:
                 merged[index, row.request] = merged[None, row.request] = replace(row, chunk=lens[row.request])
+        ended |= {*step.finish}
     return merged

@@ -84,6 +84,19 @@ def test_without_the_overlap_scheduler_nothing_is_wasted_and_nothing_waits() -> 
     assert twins.landing(MIXED) is None
 
 
+def test_the_last_chunk_of_a_request_that_has_ended_is_wasted() -> None:
+    chunks = (Step(draft_len=1, contexts=(Context(request=0, chunk=n),)) for n in (3, 2))
+    first, last = chunks
+    more = Step(draft_len=1, contexts=(Context(request=1, chunk=1),))
+    scenario = overlapping(_chunks(first, replace(more, contexts=(Context(request=1, chunk=4),)), prompts=(5, 4)))
+    scenario = check(replace(scenario, steps=(replace(first, finish=(0,)), last, more)))
+    assert twins.one_shot(scenario) is None
+    edited = twins.landing(scenario)
+    assert edited is not None
+    assert edited[1] == ((0, 0), (2, 1))
+    assert verify(scenario, dressed).violations == ()
+
+
 def test_what_has_ended_in_flight_does_not_end_again_before_a_failure() -> None:
     first = Step(draft_len=3, contexts=(Context(request=0, chunk=5), Context(request=1, chunk=3)), finish=(0,))
     wasted = Step(draft_len=3, generations=(Generation(request=0), Generation(request=1)))
