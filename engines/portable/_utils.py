@@ -34,11 +34,6 @@ def host_tensor(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return maybe_pin_memory(torch.tensor(values, dtype=torch.int32), device)
 
 
-def copy_to_device(name: str, destination: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Queue the copy of a host tensor to a device tensor of its shape, which is returned."""
-    return destination.copy_(source, non_blocking=True)
-
-
 def is_graph_warmup(attn_metadata: Any) -> bool:
     """Whether this forward warms a graph up: several of them share one preparation."""
     return bool(attn_metadata.is_cuda_graph) and not is_current_stream_capturing()

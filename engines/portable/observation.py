@@ -14,6 +14,7 @@ from engines.portable._utils import is_current_stream_capturing
 from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.cache_observation import CacheObserver, Committed
 from engines.portable.context_observation import DraftContext
+from engines.portable.copies import HostCopies
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
@@ -84,10 +85,17 @@ class Observer:
     While a CUDA graph is being captured nothing on the device can be read, and what is recorded has not run yet:
     device fields of that forward are read at its start and once the graph has run.
 
-    ``context`` reads what a drafter with a context of its own keeps.
+    ``context`` reads what a drafter with a context of its own keeps; ``copies`` watches copies to the device.
     """
 
-    def __init__(self, config: Config, executor: PyExecutor, worker: Any, context: DraftContext | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        executor: PyExecutor,
+        worker: Any,
+        context: DraftContext | None = None,
+        copies: HostCopies | None = None,
+    ) -> None:
         self._config = config
         self._executor = executor
         self._device = executor.kv_cache_manager.device
@@ -97,6 +105,7 @@ class Observer:
         sparse = BACKENDS[config.attention_backend].sparse
         self._sparse = SparseObserver(executor.kv_cache_managers) if sparse else None  # type: ignore[arg-type]
         self._context = context
+        self._copies = copies
         self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
         self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
         self._substeps: list[Substep] = []
@@ -240,6 +249,7 @@ class Observer:
             **matchers(self._executor.guided_decoder),
             **relaxed_deltas(self._executor.spec_resource_manager, requests),
             **relaxed_deltas_left(self._executor.spec_resource_manager),
+            **self._racing_copies(),
         )
         if flight is None:
             self._add(UPDATED, fields, run=0)
@@ -259,6 +269,7 @@ class Observer:
         fields.update(
             matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
         )
+        fields.update(self._racing_copies())
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
@@ -293,6 +304,7 @@ class Observer:
             next_new_tokens=outputs["next_new_tokens"].tolist(),
             worker_state={name: bool(value) for name, value in state.items()},
             **enhancer_fields(self._worker, self._spec_metadata),
+            **self._racing_copies(),
         )
         self._add(RESTORED, fields)
 
@@ -322,6 +334,9 @@ class Observer:
         if self._tree is not None:
             fields["draft_tree"] = self._tree.draft_trees(requests)
         return fields
+
+    def _racing_copies(self) -> Fields:
+        return {} if self._copies is None else {"racing_copies": self._copies.take_racing()}
 
     def _previous(self) -> Fields:
         """What the device is told of the step in flight, of each generation and each of its rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from engines.portable.context_observation import ContextObserver, DraftContext
+from engines.portable.copies import HostCopies
 from engines.portable.distributed import PeerBatch
 from engines.portable.observation import Observer
 from engines.portable.pyexecutor.attention_dp import dummy_context, dummy_generation
@@ -60,8 +62,11 @@ class PortableSession:
         self._device = device
         self._executor = self._create_executor(config, device)
         self._model: Any = self._executor.model_engine.model
+        self._copies = self._watch_copies() if observe else None
         self._observer = (
-            Observer(config, self._executor, self._model.spec_worker, self._draft_context()) if observe else None
+            Observer(config, self._executor, self._model.spec_worker, self._draft_context(), self._copies)
+            if observe
+            else None
         )
         self._requests = {request.id: self._llm_request(request) for request in requests}
         self._steps: list[StepTrace] = []
@@ -98,7 +103,7 @@ class PortableSession:
         outcome, error = "ok", None
         if iteration.batch.all_requests() or self._in_flight is not None:
             self._steer(rows, step.draft_len)
-            outcome, error = self._executor.step(iteration)
+            outcome, error = self._execute(iteration)
         self._land(index)
         self._follow(step, iteration, error)
         self._over = outcome == "fatal"
@@ -129,6 +134,10 @@ class PortableSession:
         self._sites.close()
         self._executor.model_engine.cuda_graph_runner.clear()
 
+    def _execute(self, iteration: Iteration) -> tuple[str, Exception | None]:
+        with nullcontext() if self._copies is None else self._copies.watched():
+            return self._executor.step(iteration)
+
     def _land(self, index: int | None) -> None:
         """The step in flight has been processed, or was lost; the one with this index may be in flight now."""
         launched = self._executor.previous_batch
@@ -150,7 +159,7 @@ class PortableSession:
         self._step, self._bracket = step, Bracket(None)
         if self._observer is not None:
             self._observer.begin(step, ScheduledRequests())
-        outcome, error = self._executor.step(Iteration(ScheduledRequests(), step.phase, step.draft_len))
+        outcome, error = self._execute(Iteration(ScheduledRequests(), step.phase, step.draft_len))
         self._land(None)
         if error is not None:
             failed: tuple[Substep, ...] = ()
@@ -177,6 +186,10 @@ class PortableSession:
     def _create_executor(self, config: Config, device: torch.device) -> PyExecutor:
         """The engine; a session of one with the same rooms overrides this and ``_line_sites``."""
         return create_py_executor(config, device)
+
+    def _watch_copies(self) -> HostCopies | None:
+        """What remembers copies to the device, None if they do not all go through it; to be overridden likewise."""
+        return HostCopies()
 
     def _draft_context(self) -> DraftContext | None:
         """Where a drafter keeps its context, None for one without; to be overridden likewise."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engines.portable._utils import host_tensor
 from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.copies import copy_to_device
 from engines.portable.distributed import Distributed
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner, GraphKey
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
@@ -154,8 +155,8 @@ class PyTorchModelEngine:
         attn_metadata.prepare()
         attn_metadata.all_rank_num_tokens = self._gather_num_tokens(attn_metadata, spec_metadata)
 
-        spec_metadata.draft_tokens = self._upload(rows.draft_tokens, self.draft_tokens_cuda)
-        spec_metadata.gather_ids = self._upload(rows.gather_ids, self.gather_ids_cuda)
+        spec_metadata.draft_tokens = self._upload("draft_tokens_cuda", rows.draft_tokens)
+        spec_metadata.gather_ids = self._upload("gather_ids_cuda", rows.gather_ids)
         spec_metadata.request_ids = rows.request_ids
         spec_metadata.seq_lens = rows.sequence_lengths
         spec_metadata.num_generations = len(scheduled_requests.generation_requests)
@@ -166,12 +167,12 @@ class PyTorchModelEngine:
         spec_metadata.prepare()
         self._gather_spec_counts(attn_metadata, spec_metadata)
 
-        position_ids = self._upload(rows.position_ids, self.position_ids_cuda)
+        position_ids = self._upload("position_ids_cuda", rows.position_ids)
         if self.spec_config.use_dynamic_tree:
             # Only the device knows how deep a node is; the host has put all of them at the root's position.
             in_trees = position_ids[attn_metadata.num_ctx_tokens :]
             in_trees.add_(attn_metadata.spec_decoding_position_offsets[: len(in_trees)])
-        input_ids = self._upload(rows.input_ids, self.input_ids_cuda)
+        input_ids = self._upload("input_ids_cuda", rows.input_ids)
         if self.overlap is not None:
             self.overlap.prepare(
                 scheduled_requests.generation_requests,
@@ -246,8 +247,7 @@ class PyTorchModelEngine:
         rows.prompt_lengths.append(prompt_len)
         rows.request_ids.append(request_id)
 
-    def _upload(self, values: list[int], buffer: Tensor) -> Tensor:
-        """Copy to the front of a persistent device buffer and return that part of it."""
-        part = buffer[: len(values)]
-        part.copy_(host_tensor(values, self.device), non_blocking=True)
-        return part
+    def _upload(self, name: str, values: list[int]) -> Tensor:
+        """Copy to the front of the persistent device buffer of that name and return that part of it."""
+        buffer: Tensor = getattr(self, name)
+        return copy_to_device(name, buffer[: len(values)], host_tensor(values, self.device))

@@ -9,7 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from engines.portable._utils import copy_to_device, host_tensor
+from engines.portable._utils import host_tensor
+from engines.portable.copies import copy_to_device
 from engines.portable.pyexecutor.llm_request import LlmRequest
 from scenarios.tracer import PAD_TOKEN
 

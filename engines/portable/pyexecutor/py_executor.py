@@ -124,7 +124,9 @@ class PyExecutor:
         running = [request for request in iteration.batch.all_requests() if not request.is_finished]
         for manager in self.kv_cache_managers:
             manager.update_resources(iteration.batch)
-        self.kv_connector.update(running)
+        launched = () if self.previous_batch is None else self.previous_batch.iteration.batch.all_requests()
+        # What was granted for the step that runs by now is theirs, too.
+        self.kv_connector.update([*running, *(request for request in launched if not request.is_finished)])
         self._free(request for request in running if request.is_dummy)
         self.active_requests.update((r.py_request_id, r) for r in running if not r.is_dummy)
         self._terminate_requests(iteration.finished)

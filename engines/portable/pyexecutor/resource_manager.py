@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from engines.portable._utils import host_tensor
+from engines.portable.copies import copy_to_device, to_device
 from engines.portable.pyexecutor.host_offload import HostOffload
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from scenarios.tracer import EMPTY
@@ -132,7 +133,7 @@ class KVCacheManager:
 
         K and V of a token lie in the same page here.
         """
-        dst[:, : len(request_ids)].copy_(self.get_block_table(request_ids).unsqueeze(1), non_blocking=True)
+        copy_to_device("block_offsets", dst[:, : len(request_ids)], self.get_block_table(request_ids).unsqueeze(1))
 
     def get_block_table(self, request_ids: Sequence[int]) -> torch.Tensor:
         """Where the pages of each request lie, in order: int32 [n, max_blocks_per_seq], host.
@@ -170,9 +171,8 @@ class KVCacheManager:
             # One statement: a page is free or owned, never neither.
             blocks.append(self._free_blocks.pop())
         if len(blocks) > owned:
-            granted = host_tensor(self._memory_pool_indices(blocks[owned:]), self.device).to(
-                self.device, non_blocking=True
-            )
+            pages = host_tensor(self._memory_pool_indices(blocks[owned:]), self.device)
+            granted = to_device("granted_blocks", pages, self.device)
             self.kv_cache_pools.index_fill_(1, granted.long(), EMPTY)
 
     def _memory_pool_indices(self, block_ids: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engines.portable import copies
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 
 
@@ -21,6 +22,7 @@ class SampleState:
     draft_slots        draft slots that a generation of this step has verified
     is_last_chunk      per context whether its chunk ended the prompt
     sampler_event      when the copies to the host have run; None where they are not asynchronous
+    copies             the same point among the copies to the device, see ``engines.portable.copies``
     """
 
     scheduled_requests: ScheduledRequests
@@ -31,11 +33,13 @@ class SampleState:
     draft_slots: int
     is_last_chunk: tuple[bool, ...] = ()
     sampler_event: torch.cuda.Event | None = None
+    copies: int = 0
 
     def synchronize(self) -> None:
         """Wait for the step."""
         if self.sampler_event is not None:
             self.sampler_event.synchronize()
+        copies.synchronize(self.copies)
 
 
 class SpecSampler:
@@ -65,6 +69,7 @@ class SpecSampler:
             draft_slots,
             tuple(request.prompt_lookahead_token is None for request in chunks),
             event,
+            copies.record_event(),
         )
 
     def update_requests(self, state: SampleState) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engines.portable._utils import host_tensor, is_current_stream_capturing, maybe_pin_memory
 from engines.portable.attention.backends.interface import AttentionMetadata
+from engines.portable.copies import copy_to_device, to_device
 from engines.portable.memory_buffer_utils import Buffers
 
 
@@ -102,10 +103,10 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         if 0 < contexts < n:
             assert not self.is_cuda_graph, "prepare: a graph holds contexts or generations, not both"
             totals = torch.nn.functional.pad(blocks.cumsum(0), (1, 0)).int()
-            self._paged_kv_indptr = maybe_pin_memory(totals, self.device).to(self.device, non_blocking=True)
+            self._paged_kv_indptr = to_device("paged_kv_indptr", maybe_pin_memory(totals, self.device), self.device)
 
     def _upload(self, buffer: Tensor, values: Tensor) -> None:
-        buffer[: len(values)].copy_(maybe_pin_memory(values, self.device), non_blocking=True)
+        copy_to_device("flashinfer", buffer[: len(values)], maybe_pin_memory(values, self.device))
 
     def _plan(self) -> None:
         if is_current_stream_capturing():
