@@ -30,6 +30,7 @@ _PER_REQUEST: Final = (
     "corrections-follow-last-step",
     reads=(*_CORRECTIONS, "new_tokens_lens"),
     museum=("TRT-24", "TRT-37", "VLL-03"),
+    predicates=("P6", "P10"),
 )
 def corrections_follow_last_step(step: StepCase, check: Check) -> None:
     """Lengths are corrected by what the request's row of the step in flight accepted, less the rows that it fed.
@@ -69,6 +70,7 @@ def _accepted(row: Row | None) -> int | None:
     "corrected-lengths-are-committed-plus-fed",
     reads=("kv_lens_cuda", OFFSETS_OF_LENGTHS),
     museum=("TRT-24", "TRT-30", "TRT-34", "TRT-37", "VLL-03"),
+    predicates=("P6",),
 )
 def corrected_lengths_are_committed_plus_fed(step: StepCase, check: Check) -> None:
     """Once corrected, ``kv_lens_cuda`` is what is committed and the tokens that the row feeds, and no more than before.
@@ -95,6 +97,7 @@ def corrected_lengths_are_committed_plus_fed(step: StepCase, check: Check) -> No
     "positions-are-corrected",
     reads=("position_ids", _OFFSETS_OF_POSITIONS, "num_ctx_tokens"),
     museum=("TRT-24", "TRT-30"),
+    predicates=("P6",),
 )
 def positions_are_corrected(step: StepCase, check: Check) -> None:
     """Under the overlap scheduler the target reads positions that are those of the host and what was accepted.
@@ -118,7 +121,7 @@ def positions_are_corrected(step: StepCase, check: Check) -> None:
                 )
 
 
-@invariant("ended-requests-are-left-alone", reads=_PER_REQUEST, museum=("TRT-35",))
+@invariant("ended-requests-are-left-alone", reads=_PER_REQUEST, museum=("TRT-35",), predicates=("P9",))
 def ended_requests_are_left_alone(step: StepCase, check: Check) -> None:
     """A request that ended while a step of its was in flight takes nothing from that step, and nothing is rewound.
 
@@ -132,7 +135,7 @@ def ended_requests_are_left_alone(step: StepCase, check: Check) -> None:
             check.that(not shown, moment, field, [], shown, f"requests {shown} had ended before")  # type: ignore[arg-type]
 
 
-@invariant("failure-ends-what-is-in-flight", reads=("emitted",), museum=("TRT-35",))
+@invariant("failure-ends-what-is-in-flight", reads=("emitted",), museum=("TRT-35",), predicates=("P9",))
 def failure_ends_what_is_in_flight(step: StepCase, check: Check) -> None:
     """A step that fails ends the requests of the one in flight, too: nothing of that is given out any more."""
     if step.actual.outcome == "ok" or step.flying is None:
@@ -141,7 +144,9 @@ def failure_ends_what_is_in_flight(step: StepCase, check: Check) -> None:
     check.run(updated is None, step.flying.index, "emitted", None, "updated", "its results were taken after all")
 
 
-@invariant("copies-are-not-overtaken", reads=("racing_copies",), museum=("TRT-90", "TRT-91", "TRT-93"))
+@invariant(
+    "copies-are-not-overtaken", reads=("racing_copies",), museum=("TRT-90", "TRT-91", "TRT-93"), predicates=("P7",)
+)
 def copies_are_not_overtaken(step: StepCase, check: Check) -> None:
     """No host buffer is written while a copy to the device may still read it.
 
@@ -159,6 +164,7 @@ def copies_are_not_overtaken(step: StepCase, check: Check) -> None:
     reads=(*_CORRECTIONS, "position_ids"),
     museum=("TRT-24", "TRT-30", "TRT-37", "VLL-03"),
     kind=REFERENCE,
+    predicates=("P6",),
 )
 def overlap_equals_reference(step: StepCase, check: Check) -> None:
     """Whose results a row goes on from, what is corrected and the positions around a forward are the reference's."""
