@@ -48,7 +48,7 @@ SPARSE = [*(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
 APART = [separate(SPARSE[1]), separate(SPARSE[2]), separate(failing(EAGLE)), separate(served(MTP))]
 MOVING = separate(served(PARD), kv_cache_manager="V2", host_offload=True)
 ENHANCED = [enhanced(scenario) for scenario in (*DENSE[1:3], served(MTP))]
-OVERLAPPED = [*map(overlapped, (EAGLE, PARD, DFLASH, EAGLE_TREE)), overlapping(failing(EAGLE))]
+OVERLAPPED = [overlapped(EAGLE), overlapping(failing(EAGLE)), overlapped(EAGLE_TREE)]
 OVERLAPPED.append(separate(sparse(overlapped(EAGLE), 12)))
 CASES = [*DENSE, *RANKED, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED, *OVERLAPPED]
 ENGINE = PortableEngine()
