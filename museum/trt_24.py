@@ -34,3 +34,25 @@ def rows_shifted(patch: Patch) -> None:
         update(self, replace(state, **{name: getattr(state, name)[taken] for name in outputs}))
 
     patch(SpecSampler, "update_requests", update_requests)
+
+
+@bug(
+    "TRT-24",
+    kind="K6",
+    workers=(EAGLE3, PARD),
+    variant="in-flight",
+    title="Rows of the step in flight are handed to the last generations, whichever have none",
+    reference="TensorRT-LLM #6136",
+    caught_by=("corrections-follow-last-step", "inputs-equal-reference"),
+)
+def rows_at_the_end(patch: Patch) -> None:
+    from engines.portable.pyexecutor.overlap import NO_PREVIOUS_ROW, OverlapInputs
+
+    find_rows = OverlapInputs._rows
+
+    def _rows(generations: Any) -> list[int]:
+        rows = find_rows(generations)
+        held = [row for row in rows if row != NO_PREVIOUS_ROW]
+        return [NO_PREVIOUS_ROW] * (len(rows) - len(held)) + held
+
+    patch(OverlapInputs, "_rows", staticmethod(_rows))

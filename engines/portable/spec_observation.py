@@ -119,7 +119,7 @@ def relaxed_deltas_left(manager: Any) -> dict[str, list[float]]:
 
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:
-    """Fields of the worker's own state, of these requests."""
+    """Fields of the worker's own state, of these requests, but for those that hold none of it."""
     automata = sa_manager_of(manager)
     fields = {} if automata is None else _sa_fields(automata, requests)
     if isinstance(manager, MTPHiddenStatesManager):
@@ -147,7 +147,8 @@ def enhancer_fields(worker: Any, spec_metadata: Any) -> dict[str, Any]:
 
 
 def _mtp_fields(manager: MTPHiddenStatesManager, requests: Collection[int]) -> dict[str, dict[int, Any]]:
-    slots = [manager.slot_manager.get_slot(request) for request in requests]
+    requests = [request for request in requests if manager.slot_manager.get_slot(request) is not None]
+    slots = manager.slot_manager.get_slots(requests)
     tokens = manager.mtp_past_tokens_pool[slots].tolist()
     hidden_states = manager.mtp_past_hidden_states_pool[slots, :, 0].tolist()
     return {
@@ -157,6 +158,7 @@ def _mtp_fields(manager: MTPHiddenStatesManager, requests: Collection[int]) -> d
 
 
 def _sa_fields(manager: SuffixAutomatonManager, requests: Collection[int]) -> dict[str, dict[int, Any]]:
+    requests = [request for request in requests if manager.slot_manager.get_slot(request) is not None]
     slots = manager.slot_manager.get_slots(requests)
     texts, lens = manager.text[slots].tolist(), manager.text_lens[slots].tolist()
     return {"automaton": {i: text[:n] for i, text, n in zip(requests, texts, lens)}}

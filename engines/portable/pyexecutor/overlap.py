@@ -80,8 +80,8 @@ class OverlapInputs:
             for buffer, value in ((indices, NO_PREVIOUS_ROW), (offsets, 0), (positions, 0)):
                 buffer.fill_(value)
             return
-        rows = [NO_PREVIOUS_ROW if r.py_batch_idx is None else r.py_batch_idx for r in generations]
-        copy_to_device("previous_batch_indices_cuda", indices, host_tensor(rows, self.device))
+        rows = host_tensor(self._rows(generations), self.device)
+        copy_to_device("previous_batch_indices_cuda", indices, rows)
         in_flight, place = indices >= 0, indices.clamp(min=0)
         accepted = torch.where(in_flight, previous.new_tokens_lens.index_select(0, place), 0)
         offsets.copy_(torch.where(in_flight, accepted - previous.tokens_per_gen_step, 0))
@@ -93,6 +93,11 @@ class OverlapInputs:
         tokens = torch.cat([previous.next_new_tokens.index_select(0, place)[:, :1], drafts], dim=1)
         for buffer, fetched in ((input_ids.view(n, width), tokens), (draft_tokens.view(n, width - 1), drafts)):
             buffer.copy_(torch.where(known, fetched, buffer))
+
+    @staticmethod
+    def _rows(generations: Sequence[LlmRequest]) -> list[int]:
+        """Row in flight of each request: they may be left out of a batch, or stand in it in another order."""
+        return [NO_PREVIOUS_ROW if r.py_batch_idx is None else r.py_batch_idx for r in generations]
 
     def correct(self, inputs: dict[str, Any]) -> None:
         """Move positions and KV lengths of the generations, in place, to where they are."""

@@ -110,8 +110,8 @@ class PyExecutor:
     @property
     def held_requests(self) -> list[int]:
         """Ids of requests that own something: active ones, and those of the step in flight."""
-        launched = () if self.previous_batch is None else self.previous_batch.iteration.batch.all_requests()
-        return list(dict.fromkeys((*self.active_requests, *(r.py_request_id for r in launched if not r.is_finished))))
+        launched = [] if self.previous_batch is None else self._running(self.previous_batch.iteration.batch)
+        return list(dict.fromkeys((*self.active_requests, *(request.py_request_id for request in launched))))
 
     def _process_batches(self) -> None:
         """Process what ``_run_batch`` has updated the requests from, and let what it launched take its place."""
@@ -121,15 +121,20 @@ class PyExecutor:
 
     def _process_batch(self, iteration: Iteration) -> None:
         """What a step leaves to do once its tokens have reached the requests; their wasted rows leave nothing."""
-        running = [request for request in iteration.batch.all_requests() if not request.is_finished]
+        running = self._running(iteration.batch)
         for manager in self.kv_cache_managers:
             manager.update_resources(iteration.batch)
-        launched = () if self.previous_batch is None else self.previous_batch.iteration.batch.all_requests()
+        launched = [] if self.previous_batch is None else self._running(self.previous_batch.iteration.batch)
         # What was granted for the step that runs by now is theirs, too.
-        self.kv_connector.update([*running, *(request for request in launched if not request.is_finished)])
+        self.kv_connector.update([*running, *launched])
         self._free(request for request in running if request.is_dummy)
         self.active_requests.update((r.py_request_id, r) for r in running if not r.is_dummy)
         self._terminate_requests(iteration.finished)
+
+    @staticmethod
+    def _running(batch: ScheduledRequests) -> list[LlmRequest]:
+        """Requests of a batch that have not ended since it was launched."""
+        return [request for request in batch.all_requests() if not request.is_finished]
 
     def _forward_step(self, iteration: Iteration) -> Exception | None:
         """Everything of an iteration that can fail; returns the exception."""
