@@ -13,7 +13,7 @@ from museum.bug import EAGLE3, EAGLE3_TREE, MTP, PARD, Patch, bug
     workers=(EAGLE3, PARD, MTP, EAGLE3_TREE),
     title="Positions of requests in flight stay where the host took them to be",
     reference="TensorRT-LLM #17811",
-    caught_by=("positions-are-corrected", "inputs-equal-reference", "overlap-equals-no-overlap"),
+    caught_by=("positions-are-corrected", "overlap-equals-reference", "overlap-equals-no-overlap"),
 )
 def positions_of_the_host(patch: Patch) -> None:
     from engines.portable.pyexecutor.overlap import OverlapInputs

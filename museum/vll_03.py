@@ -13,7 +13,7 @@ from museum.bug import DFLASH, EAGLE3, PARD, Patch, bug
     workers=(EAGLE3, PARD, DFLASH),
     title="Tokens and accepted counts of the step in flight are taken from the row that a request has now",
     reference="vLLM #45100",
-    caught_by=("corrections-follow-last-step", "inputs-equal-reference"),
+    caught_by=("corrections-follow-last-step", "overlap-equals-reference"),
 )
 def row_of_now(patch: Patch) -> None:
     from engines.portable.pyexecutor.overlap import OverlapInputs
