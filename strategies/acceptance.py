@@ -19,7 +19,7 @@ _RELAXED: Final = (*((0, 0.0),) * 9, (2, 0.5), (2, 0.5), (4, 0.5), (1, 0.5), (2,
 _THINKING: Final = (False, True, True)
 _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
-_OVERLAP: Final = (False, False, True)
+_OVERLAP: Final = (False, False, False, True)
 
 
 def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Config:
@@ -38,9 +38,9 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     threshold = choose(draw, _THRESHOLDS) if "sa_threshold" in variants else 0
     overlap = choose(draw, _OVERLAP) if "overlap" in variants else False
     if overlap:
-        # Its own subject: what it is not combined with gives way, and mostly that is not drawn anyway.
-        plain = replace(config, draft_vocab_map=vocabulary and config.traits.draft_vocab, host_offload=False)
-        return replace(plain, overlap=True)
+        # What it is not combined with gives way: mostly that is not drawn anyway.
+        vocabulary = vocabulary and config.traits.draft_vocab
+        return replace(config, draft_vocab_map=vocabulary, host_offload=False, overlap=True)
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
     return replace(
         config,
