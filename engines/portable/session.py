@@ -25,6 +25,7 @@ from scenarios import (
     Config,
     Context,
     Generation,
+    Phase,
     Request,
     Schedule,
     Step,
@@ -45,7 +46,10 @@ _LINE_SITES = [
 
 
 class PortableSession:
-    """One portable engine living through a scenario; see ``engines.base.Session``."""
+    """One portable engine living through a scenario; see ``engines.base.Session``.
+
+    attn_metadata  the long-lived metadata of steps that Python runs
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class PortableSession:
         self._device = device
         self._executor = self._create_executor(config, device)
         self._model: Any = self._executor.model_engine.model
+        self.attn_metadata: Any = self._executor.model_engine.attn_metadata
         self._copies = self._watch_copies() if observe else None
         self._observer = (
             Observer(config, self._executor, self._model.spec_worker, self._draft_context(), self._copies)
@@ -84,6 +89,10 @@ class PortableSession:
         if self._schedule is not None:
             self._schedule.add(request)
         self._requests[request.id] = self._llm_request(request)
+
+    def foresee(self, steps: Collection[Step]) -> None:
+        """Hear of all steps to come: where none replays a graph, none is recorded."""
+        self._executor.model_engine.cuda_graph_runner.replays = any(step.phase is Phase.REPLAY for step in steps)
 
     def step(self, step: Step) -> StepTrace:
         """Execute one iteration; raises ``ScenarioError`` for a step that could not come next.
