@@ -37,11 +37,12 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     forces = config.traits.drafts_for_contexts and not alone
     threshold = choose(draw, _THRESHOLDS) if "sa_threshold" in variants else 0
     overlap = choose(draw, _OVERLAP) if "overlap" in variants else False
+    ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
+    rank = pick(draw, ranks)
     if overlap:
-        # What it is not combined with gives way: mostly that is not drawn anyway.
+        # What it is not combined with gives way, though drawn, too.
         vocabulary = vocabulary and config.traits.draft_vocab
         return replace(config, draft_vocab_map=vocabulary, host_offload=False, overlap=True)
-    ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
     return replace(
         config,
         force_num_accepted_tokens=force if forces else 0.0,
@@ -52,7 +53,7 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         relaxed_delta=delta,
         sa_threshold=threshold if config.traits.sa_enhancer and not alone else 0,
         attention_dp_size=ranks,
-        attention_dp_rank=pick(draw, ranks),
+        attention_dp_rank=rank,
     )
 
 
