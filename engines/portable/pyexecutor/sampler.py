@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.portable import copies
+from engines.portable._utils import maybe_pin_memory, prefer_pinned
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 
 
@@ -56,7 +57,7 @@ class SpecSampler:
         names = "new_tokens", "new_tokens_lens", "next_draft_tokens"
         new_tokens, new_tokens_lens, next_draft_tokens = (_to_host(outputs[name]) for name in names)
         event = None
-        if outputs["new_tokens"].is_cuda:
+        if prefer_pinned(outputs["new_tokens"].device):
             event = torch.cuda.Event()
             event.record()
         chunks = scheduled_requests.context_requests
@@ -99,5 +100,5 @@ class SpecSampler:
 
 def _to_host(tensor: Tensor) -> Tensor:
     """A copy on the host that the next step's outputs do not reach."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    host = maybe_pin_memory(torch.empty(tensor.shape, dtype=tensor.dtype), tensor.device)
     return host.copy_(tensor, non_blocking=True)
