@@ -114,7 +114,9 @@ class Composer:
         started = self._started
         if not started:
             return []
-        choice = pick(draw, 8 * len(started) + 8)
+        # With overlap what follows an end is worth more than what goes on.
+        rarely = 3 if self.schedule.in_flight else 8
+        choice = pick(draw, rarely * len(started) + rarely)
         return started if choice == len(started) + 1 else started[choice - 1 : choice] if choice else []
 
     def _draw_rows(self, draw: Draw, phase: Phase | None) -> Step:

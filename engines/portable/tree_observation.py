@@ -26,11 +26,10 @@ class TreeObserver:
     def draft_trees(self, requests: Iterable[Committed]) -> dict[int, list[int]]:
         """Parent of each draft node of each request, -1 for the root; nothing where no tree is stored."""
         storage, manager = self._manager.slot_storage, self._manager.slot_manager
-        ids = [r.py_request_id for r in requests if manager.get_slot(r.py_request_id) is not None]
-        slots = manager.get_slots(ids)
+        slots = {request.py_request_id: manager.get_slot(request.py_request_id) for request in requests}
         stored = storage.has_tree.tolist()
         children, siblings = storage.retrieve_next_token.tolist(), storage.retrieve_next_sibling.tolist()
-        return {i: _parents(children[s], siblings[s]) if stored[s] else [] for i, s in zip(ids, slots)}
+        return {i: _parents(children[s], siblings[s]) if stored[s] else [] for i, s in slots.items() if s is not None}
 
 
 def linear_fields(attn: Any) -> dict[str, Any]:
