@@ -68,7 +68,8 @@ def acceptance_follows_agreement(step: StepCase, check: Check) -> None:
         check.equal(moment, field, here, counts, "so many drafts agree")
     updated = step.updated
     if updated is not None and "py_num_accepted_draft_tokens" in updated.seen:
-        drafts = {row.request: row.accepted - 1 for row in step.rows if not row.is_context and row.request is not None}
+        rows = [row for row in step.rows if not row.is_context and row.request is not None and not row.wasted]
+        drafts = {row.request: row.accepted - 1 for row in rows}
         field = "py_num_accepted_draft_tokens"
         check.equal(updated, field, drafts, updated.seen[field], "so many drafts agree")
 

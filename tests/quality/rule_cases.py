@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scenarios import Config, Context, Fault, FaultKind, Generation, Request, Scenario, Step, check
+from tests.invariants.cases import overlapped
 from tests.museum.scenario_of import SCENARIOS as OF_DEFECTS
 
 K = 3
@@ -57,5 +58,6 @@ SCENARIOS = {
     "in chunks": in_chunks,
     "just selected": just_selected,
     "beside a failure": beside_a_failure,
+    "overlapped": overlapped,
 }
 """Name, or museum entry -> scenario for a worker."""
