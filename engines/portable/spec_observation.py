@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -147,16 +147,23 @@ def enhancer_fields(worker: Any, spec_metadata: Any) -> dict[str, Any]:
 
 
 def _mtp_fields(manager: MTPHiddenStatesManager, requests: Collection[int]) -> dict[str, dict[int, Any]]:
-    slots = [manager.slot_manager.get_slot(request) for request in requests]
+    owners, slots = owned(manager.slot_manager, requests)
     tokens = manager.mtp_past_tokens_pool[slots].tolist()
     hidden_states = manager.mtp_past_hidden_states_pool[slots, :, 0].tolist()
     return {
-        "mtp_past_tokens": dict(zip(requests, tokens)),
-        "mtp_past_hidden_states": dict(zip(requests, hidden_states)),
+        "mtp_past_tokens": dict(zip(owners, tokens)),
+        "mtp_past_hidden_states": dict(zip(owners, hidden_states)),
     }
 
 
 def _sa_fields(manager: SuffixAutomatonManager, requests: Collection[int]) -> dict[str, dict[int, Any]]:
-    slots = manager.slot_manager.get_slots(requests)
+    owners, slots = owned(manager.slot_manager, requests)
     texts, lens = manager.text[slots].tolist(), manager.text_lens[slots].tolist()
-    return {"automaton": {i: text[:n] for i, text, n in zip(requests, texts, lens)}}
+    return {"automaton": {i: text[:n] for i, text, n in zip(owners, texts, lens)}}
+
+
+def owned(slot_manager: SlotManager, requests: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Those of the requests that have a slot, and their slots: for one without, there is nothing to show."""
+    taken = slot_manager.taken()
+    owners = [request for request in requests if request in taken]
+    return owners, [taken[request] for request in owners]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.spec_observation import owned
 from engines.portable.speculative.dynamic_tree_ops import NO_NODE
 from engines.portable.speculative.spec_tree_manager import SpecTreeManager
 
@@ -25,8 +26,8 @@ class TreeObserver:
 
     def draft_trees(self, requests: Iterable[LlmRequest]) -> dict[int, list[int]]:
         """Parent of each draft node of each request, -1 for the root; nothing where no tree is stored."""
-        storage, ids = self._manager.slot_storage, [request.py_request_id for request in requests]
-        slots = self._manager.slot_manager.get_slots(ids)
+        storage = self._manager.slot_storage
+        ids, slots = owned(self._manager.slot_manager, [request.py_request_id for request in requests])
         stored = storage.has_tree.tolist()
         children, siblings = storage.retrieve_next_token.tolist(), storage.retrieve_next_sibling.tolist()
         return {i: _parents(children[s], siblings[s]) if stored[s] else [] for i, s in zip(ids, slots)}
