@@ -138,7 +138,7 @@ def _path(drafts: list[int], mask: list[list[int]], tokens: list[int]) -> list[i
 
 @invariant(
     "acceptance-equals-reference",
-    reads=("num_accepted_tokens", "accepted_tokens", "new_tokens", "new_tokens_lens"),
+    reads=("num_accepted_tokens", "accepted_tokens", "new_tokens", "new_tokens_lens", "force_accept_counter"),
     museum=("TRT-12", "TRT-29", "TRT-77", "TRT-100", "TRT-130", "TRT-131"),
     kind=REFERENCE,
     predicates=("P8",),
@@ -149,7 +149,7 @@ def acceptance_equals_reference(step: StepCase, check: Check) -> None:
         if run.verified is not None:
             check.said(run.verified, ("num_accepted_tokens", "accepted_tokens"))
         if run.restored is not None:
-            check.said(run.restored, ("new_tokens_lens", "new_tokens"))
+            check.said(run.restored, ("new_tokens_lens", "new_tokens", "force_accept_counter"))
 
 
 @invariant(
