@@ -1,0 +1,188 @@
+"""What of a sub-step lives on the device, under the trace's names, without reading it: tensors instead of their values.
+
+Beside it the way back: how a value of the trace is laid out in such a tensor. What a trace derives from tables of
+pages (owners of slots, tables) is not here, as an expectation that knows no pages cannot be laid out; a wrong one is
+seen where tokens or hidden states come of it. Neither are the states of matchers, nor what only the host knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from torch import Tensor
+
+from engines.portable.mismatches import ANYTHING
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+from engines.portable.spec_observation import enhancer_buffers
+from scenarios import BACKENDS, Config
+from scenarios.trace import ENTERED, PREPARED, RESTORED, SAVED, VERIFIED
+
+Values = dict[str, Tensor]
+
+_MASK: Final = "spec_decoding_packed_mask"
+_DENSE: Final = "topk_indices_buffer"
+_WORD: Final = 32
+
+
+class DeviceValues:
+    """Finds the tensors of one engine. ``arguments`` of a sub-step are what its seam was called with or returned."""
+
+    def __init__(self, config: Config, slots: Any, worker: Any) -> None:
+        self._tree = config.traits.tree
+        self._sparse = BACKENDS[config.attention_backend].sparse
+        self._keeps_context = isinstance(slots, SeqSlotManager)
+        self._worker = worker
+
+    def at(self, substep: str, attn: Any, spec: Any, arguments: Any) -> Values:
+        """Tensors of a sub-step, each with as many dimensions as the trace has lists in lists."""
+        if substep == PREPARED:
+            return self._forward(attn, spec) | self._prepared(attn, spec, arguments)
+        if substep == ENTERED:
+            return self._forward(attn, spec) | self._kept(attn, spec)
+        if substep == VERIFIED:
+            accepted, counts = arguments
+            return self._lens(attn) | {"num_accepted_tokens": counts, "accepted_tokens": accepted}
+        if substep == SAVED:
+            return self._lens(attn)
+        if substep == RESTORED:
+            return self._restored(attn, spec, arguments)
+        masks = self._tree_masks(attn) if self._tree else {}
+        return self._lens(attn) | self._maps(attn) | masks | self._draft_inputs(arguments)
+
+    def _lens(self, attn: Any) -> Values:
+        return {"_seq_lens_cuda": attn._seq_lens_cuda, "kv_lens_cuda": attn.kv_lens_cuda[: attn.num_seqs]}
+
+    def _forward(self, attn: Any, spec: Any) -> Values:
+        return self._lens(attn) | self._maps(attn) | self._masks(attn, spec)
+
+    def _prepared(self, attn: Any, spec: Any, inputs: Mapping[str, Any]) -> Values:
+        values = {
+            "prompt_lens_cuda": attn.prompt_lens_cuda[: attn.num_seqs],
+            "gather_ids": spec.gather_ids,
+            "draft_tokens": spec.draft_tokens,
+            "input_ids": inputs["input_ids"],
+            "position_ids": inputs["position_ids"].flatten(),
+        }
+        if self._sparse:
+            contexts, tokens = attn.num_contexts, attn.num_ctx_tokens
+            values |= {
+                name: getattr(attn, name)[: contexts + 1] for name in ("ctx_kv_indptr", "ctx_cached_token_indptr")
+            }
+            values |= {name: getattr(attn, name)[:tokens] for name in ("cu_seqlen_ks", "cu_seqlen_ke")}
+        return values
+
+    def _draft_inputs(self, arguments: Mapping[str, Any]) -> Values:
+        if self._keeps_context:
+            return {
+                "input_ids": arguments["noise_embedding"].flatten(),
+                "position_ids": arguments["query_positions"].flatten(),
+                "num_ctx_per_req": arguments["num_ctx_per_req"],
+            }
+        values = {name: arguments[name] for name in ("input_ids", "position_ids")}
+        if "hidden_states" in arguments:
+            values["hidden_states"] = arguments["hidden_states"][:, 0]
+        return values
+
+    def _restored(self, attn: Any, spec: Any, outputs: Mapping[str, Tensor]) -> Values:
+        names = ("new_tokens", "new_tokens_lens", "next_draft_tokens", "next_new_tokens")
+        values = self._lens(attn) | {name: outputs[name] for name in names}
+        gens, draft_len = spec.num_generations, spec.runtime_draft_len
+        if gens and draft_len and (buffers := enhancer_buffers(self._worker)):
+            values["sa_match_len"] = buffers["sa_match_len"][:gens]
+            values["sa_draft_tokens"] = buffers["sa_draft_tokens"][:gens, :draft_len]
+        return values | self._masks(attn, spec) | self._kept(attn, spec)
+
+    def _kept(self, attn: Any, spec: Any) -> Values:
+        """What the worker keeps from step to step."""
+        values: Values = {}
+        counter = getattr(self._worker, "_force_accept_rng_counter", None)
+        if counter is not None:
+            values["force_accept_counter"] = counter
+        if self._keeps_context:
+            slots = spec.batch_to_slot[attn.num_contexts : attn.num_seqs]
+            values["ctx_len"] = self._worker._ctx_len[slots]
+        return values
+
+    def _maps(self, attn: Any) -> Values:
+        """What sparse attention reads."""
+        if not self._sparse:
+            return {}
+        tokens, gens = attn.num_tokens, attn.num_generations
+        values = {
+            "req_idx_per_token": attn.req_idx_per_token[:tokens],
+            "gen_kv_indptr": attn.gen_kv_indptr[: gens + 1],
+            "gen_cached_token_indptr": attn.gen_cached_token_indptr[: gens + 1],
+            "kv_lens_cuda_2d": attn.kv_lens_cuda_2d[:gens],
+            _DENSE: attn.topk_indices_buffer[:tokens],
+        }
+        if attn.expands_generations:
+            values["kv_lens_expanded_cuda"] = attn.kv_lens_expanded_cuda[: gens * (1 + attn.max_draft_tokens)]
+        return values
+
+    def _masks(self, attn: Any, spec: Any) -> Values:
+        """What kernels are told of drafts: of trees, or of chains where there are any."""
+        if self._tree:
+            return self._tree_masks(attn)
+        gens, width = attn.num_generations, spec.runtime_tokens_per_gen_step
+        if not gens or not spec.runtime_draft_len:
+            return {}
+        return {
+            _MASK: attn.spec_decoding_packed_mask[:gens, :width],
+            "spec_decoding_position_offsets": attn.spec_decoding_position_offsets[:gens, :width],
+            "spec_decoding_generation_lengths": attn.spec_decoding_generation_lengths[:gens],
+        }
+
+    def _tree_masks(self, attn: Any) -> Values:
+        """Buffers of one stride, the rows that each sequence feeds to this forward."""
+        gens = attn.num_generations
+        if not gens:
+            return {}
+        width = (attn.num_tokens - attn.num_ctx_tokens) // gens
+        return {
+            _MASK: attn.spec_decoding_packed_mask[:gens, :width],
+            "spec_decoding_position_offsets": attn.spec_decoding_position_offsets[: gens * width].view(gens, width),
+            "spec_decoding_generation_lengths": attn.spec_decoding_generation_lengths[:gens],
+        }
+
+
+def laid_out(field: str, value: Any, shape: Sequence[int]) -> list[int] | None:
+    """A value of the trace as a tensor of ``shape`` would have it, row by row; None where it does not fit.
+
+    Lists that are shorter than a dimension leave the rest open, at their end, but for the first dimension.
+    """
+    if field == _MASK:
+        value = [[_words(bits, shape[2]) for bits in rows] for rows in value]
+    elif field == _DENSE:
+        value = [row if row is None else [*row, *[-1] * (shape[1] - len(row))] for row in value]
+    elif isinstance(value, int):
+        value = [value]
+    return _flat(value, shape) if len(value) == shape[0] else None
+
+
+def _flat(value: Sequence[Any] | None, shape: Sequence[int]) -> list[int] | None:
+    rest = shape[1:]
+    size = 1
+    for length in rest:
+        size *= length
+    if value is None:
+        return [ANYTHING] * (shape[0] * size)
+    if len(value) > shape[0]:
+        return None
+    if not rest:
+        return [*value, *[ANYTHING] * (shape[0] - len(value))]
+    flat: list[int] = []
+    for row in value:
+        part = _flat(row, rest)
+        if part is None:
+            return None
+        flat += part
+    return flat + [ANYTHING] * ((shape[0] - len(value)) * size)
+
+
+def _words(bits: Sequence[int], count: int) -> list[int]:
+    """Bits as int32 words."""
+    words = [0] * count
+    for bit in bits:
+        words[bit // _WORD] |= 1 << bit % _WORD
+    return [word - (word >> 31 << 32) for word in words]
