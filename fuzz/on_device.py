@@ -6,17 +6,17 @@ for many steps. A scenario in which something did runs once more with full trace
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import reference
 from engines.base import run
 from invariants import verify
-from scenarios import Scenario, StepTrace, Trace, Violation
+from scenarios import Scenario, Trace, Violation
 
 if TYPE_CHECKING:
-    from engines.portable import Mismatches, PortableEngine
+    from engines.portable import PortableEngine
 
 READ_EVERY: Final = 1000
 """Steps between two readings."""
@@ -41,78 +41,61 @@ class DeviceFinding:
         return f"steps[{self.step}] {self.mismatch}: {said or 'full traces show nothing'}"
 
 
-@dataclass
-class DeviceRun:
-    """What ran, and what was found."""
+class DeviceHunt:
+    """Runs scenarios on one engine, and asks its device once for ``read_every`` steps or more.
 
-    scenarios: int = 0
-    steps: int = 0
-    readings: int = 0
-    findings: list[DeviceFinding] = field(default_factory=list)
-
-
-def check_on_device(
-    scenarios: Iterable[Scenario],
-    engine: PortableEngine,
-    *,
-    max_steps: int | None = None,
-    read_every: int = READ_EVERY,
-    after_step: Callable[[int], None] | None = None,
-) -> DeviceRun:
-    """Run scenarios until there are no more, or ``max_steps`` steps have run, or something was found.
-
-    ``after_step`` is called with the number of steps so far. A scenario that is under way is run to its end.
+    ``after_step`` is called with the number of steps so far.
     """
-    import torch
 
-    from engines.portable import Mismatches
+    def __init__(
+        self,
+        engine: PortableEngine,
+        *,
+        read_every: int = READ_EVERY,
+        after_step: Callable[[int], None] | None = None,
+    ) -> None:
+        import torch
 
-    mismatches = Mismatches(torch.device(engine.device))
-    done, read_at = DeviceRun(), 0
-    for scenario in scenarios:
-        done.scenarios += 1
-        for outcomes_agree in _steps(scenario, engine, mismatches):
-            done.steps += 1
-            if after_step is not None:
-                after_step(done.steps)
-            if not outcomes_agree:
-                mismatches.misfit("failed", 0, "outcome")
-        over = max_steps is not None and done.steps >= max_steps
-        if over or done.steps - read_at >= read_every:
-            read_at = done.steps
-            if _read(engine, mismatches, done) or over:
-                return done
-    _read(engine, mismatches, done)
-    return done
+        from engines.portable import Mismatches
 
+        self.scenarios = self.steps = self.readings = 0
+        self._engine = engine
+        self._mismatches = Mismatches(torch.device(engine.device))
+        self._read_every = read_every
+        self._read_at = 0
+        self._after_step = after_step
 
-def _steps(scenario: Scenario, engine: PortableEngine, mismatches: Mismatches) -> Iterator[bool]:
-    """Run a scenario; for each step whether it ended as the oracle says."""
-    expected = reference.trace(scenario, in_graphs=True).steps
-    steps: Iterator[StepTrace] = iter(expected)
-    session = engine.open_checked(scenario.config, scenario.requests, lambda _: next(steps), mismatches)
-    try:
-        for i, step in enumerate(scenario.steps[: len(expected)]):
-            mismatches.begin_step((scenario, i))
-            agree = session.step(step).outcome == expected[i].outcome
-            yield agree
-            if not agree:
-                return
-    finally:
-        session.close()
+    def run(self, scenario: Scenario) -> DeviceFinding | None:
+        """Run a scenario; a finding may be of one that ran before it."""
+        self.scenarios += 1
+        expected = reference.trace(scenario, in_graphs=True).steps
+        said = iter(expected)
+        session = self._engine.open_checked(scenario.config, scenario.requests, lambda _: next(said), self._mismatches)
+        try:
+            for i, (step, wanted) in enumerate(zip(scenario.steps, expected)):
+                self._mismatches.begin_step((scenario, i))
+                outcome = session.step(step).outcome
+                self.steps += 1
+                if self._after_step is not None:
+                    self._after_step(self.steps)
+                if outcome != wanted.outcome:
+                    self._mismatches.misfit("failed", 0, "outcome")
+                    return self.read()
+        finally:
+            session.close()
+        return self.read() if self.steps - self._read_at >= self._read_every else None
 
+    def read(self) -> DeviceFinding | None:
+        """Ask the device about all that ran since it was asked last."""
+        self.readings += 1
+        self._read_at = self.steps
+        mismatch = self._mismatches.read()
+        if mismatch is None:
+            return None
+        scenario, step = mismatch.step
 
-def _read(engine: PortableEngine, mismatches: Mismatches, done: DeviceRun) -> bool:
-    """Ask the device; says whether there is a finding."""
-    done.readings += 1
-    mismatch = mismatches.read()
-    if mismatch is None:
-        return False
-    scenario, step = mismatch.step
+        def traced(scenario: Scenario) -> Trace:
+            return run(self._engine, scenario)
 
-    def traced(scenario: Scenario) -> Trace:
-        return run(engine, scenario)
-
-    violations = verify(scenario, traced, relations=False).violations
-    done.findings.append(DeviceFinding(scenario, step, str(mismatch), violations))
-    return True
+        violations = verify(scenario, traced, relations=False).violations
+        return DeviceFinding(scenario, step, str(mismatch), violations)

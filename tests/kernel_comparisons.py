@@ -10,10 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest import mock
 
 import torch
 from torch import Tensor
 
+import engines.tracer
 from engines import kernels
 from engines.portable.attention.backends.sparse.dsa.indexer import slots_of, to_global
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
@@ -99,8 +101,6 @@ def tracer_digests(device: str) -> None:
     rows = Rows(numbers(0, SEQUENCES, 70, dtype=torch.int64).to(device), index)
     positions, tokens = numbers(0, 99, 70).to(device), numbers(1, 1000, 70).to(device)
     tracer = Tracer(PAGES * SIZE + 5, torch.device(device), max_shift=3)
-    # Only rows that write nothing that another one reads: which of two writes to a slot wins is not defined.
-    tracer_write: Any = lambda *_: None
 
     def digests(shift: int) -> Tensor:
         pools = [numbers(0, 1 << 20, POOL, size, dtype=torch.int64, seed=size).to(device) for size in (SIZE, SIZE + 1)]
@@ -111,7 +111,8 @@ def tracer_digests(device: str) -> None:
             return tracer.target(target, rows, positions, tokens)
         return torch.stack(tracer.shifted(target, draft, rows, positions, tokens, shift))
 
-    with _patched("_write", tracer_write):
+    # Nothing is written: which of two writes to a slot wins is not defined.
+    with mock.patch.object(engines.tracer, "_write"):
         for shift in range(4):
             assert_equal(*both(partial(digests, shift)))
 
@@ -132,14 +133,6 @@ def on_device_comparison(device: str) -> None:
     for dtype in (torch.int32, torch.int64):
         for changed in ([], [5], [599, 300], [7]):
             assert_equal(*both(partial(state, dtype, changed)))
-
-
-def _patched(name: str, value: Any) -> Any:
-    from unittest import mock
-
-    import engines.tracer
-
-    return mock.patch.object(engines.tracer, name, value)
 
 
 COMPARISONS: Final[tuple[Comparison, ...]] = (

@@ -7,6 +7,7 @@ graph once per replay, to a buffer whose address the graph knows.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -98,8 +99,9 @@ class DeviceChecks:
         for region in inside.regions:
             said = self._said.get((region.substep, 0), {})
             flat += self._expected(said, region.substep, region.field, region.shape)
-        with _unseen():
-            inside.expected[: inside.size].copy_(self._uploadable(flat), non_blocking=True)
+        if flat:
+            with _unseen():
+                inside.expected[: inside.size].copy_(self._uploadable(flat), non_blocking=True)
         self._mismatches.add_regions(inside.regions)
         self._begin = _BEHIND
 
@@ -134,6 +136,10 @@ class DeviceChecks:
 
     def failed(self, error: Exception) -> None:
         """After a failure nothing is compared."""
+
+    def values_inside(self) -> int:
+        """Values that one replay of each graph compares between the ends of its forward."""
+        return sum(inside.size for inside in self._inside.values())
 
     def _enter(self) -> None:
         self._run += 1
@@ -183,7 +189,8 @@ class DeviceChecks:
         return flat
 
     def _uploadable(self, flat: list[int]) -> Tensor:
-        return maybe_pin_memory(torch.tensor(flat, dtype=torch.int64), self._mismatches.device)
+        values = torch.frombuffer(array("q", flat), dtype=torch.int64)
+        return maybe_pin_memory(values, self._mismatches.device)
 
     def _most_inside(self) -> int:
         """Values that a graph of this batch compares at most."""

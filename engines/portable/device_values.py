@@ -8,6 +8,8 @@ seen where tokens or hidden states come of it. Neither are the states of matcher
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
 from typing import Any, Final
 
 from torch import Tensor
@@ -149,40 +151,41 @@ class DeviceValues:
 def laid_out(field: str, value: Any, shape: Sequence[int]) -> list[int] | None:
     """A value of the trace as a tensor of ``shape`` would have it, row by row; None where it does not fit.
 
-    Lists that are shorter than a dimension leave the rest open, at their end, but for the first dimension.
+    What is behind the end of a row that is shorter than the tensor's is left open; so is a row of which nothing is
+    said.
     """
-    if field == _MASK:
-        value = [[_words(bits, shape[2]) for bits in rows] for rows in value]
-    elif field == _DENSE:
-        value = [row if row is None else [*row, *[-1] * (shape[1] - len(row))] for row in value]
-    elif isinstance(value, int):
+    if isinstance(value, int):
         value = [value]
-    return _flat(value, shape) if len(value) == shape[0] else None
-
-
-def _flat(value: Sequence[Any] | None, shape: Sequence[int]) -> list[int] | None:
-    rest = shape[1:]
-    size = 1
-    for length in rest:
-        size *= length
-    if value is None:
-        return [ANYTHING] * (shape[0] * size)
-    if len(value) > shape[0]:
+    if len(value) != shape[0]:
         return None
-    if not rest:
-        return [*value, *[ANYTHING] * (shape[0] - len(value))]
+    if len(shape) == 1:
+        return list(value)
+    width = prod(shape[1:])
+    if field == _MASK:
+        value = [_packed(rows, *shape[1:]) for rows in value]
+    elif field == _DENSE:
+        value = [row if row is None else [*row, *[-1] * (width - len(row))] for row in value]
     flat: list[int] = []
     for row in value:
-        part = _flat(row, rest)
-        if part is None:
-            return None
-        flat += part
-    return flat + [ANYTHING] * ((shape[0] - len(value)) * size)
+        if row is None:
+            flat += [ANYTHING] * width
+            continue
+        flat += row
+        if len(row) != width:
+            if len(row) > width:
+                return None
+            flat += [ANYTHING] * (width - len(row))
+    return flat
 
 
-def _words(bits: Sequence[int], count: int) -> list[int]:
-    """Bits as int32 words."""
+def _packed(rows: Sequence[Sequence[int]], count: int, words: int) -> list[int]:
+    """Bits of the rows of a sequence as int32 words."""
+    return [word for bits in rows[:count] for word in _words(tuple(bits), words)]
+
+
+@lru_cache(maxsize=4096)
+def _words(bits: tuple[int, ...], count: int) -> tuple[int, ...]:
     words = [0] * count
     for bit in bits:
         words[bit // _WORD] |= 1 << bit % _WORD
-    return [word - (word >> 31 << 32) for word in words]
+    return tuple(word - (word >> 31 << 32) for word in words)
