@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import reference
-from engines.base import run
+from engines.base import Engine, run
 from invariants import verify
 from scenarios import Scenario, Trace, Violation
 
@@ -95,7 +95,7 @@ class DeviceHunt:
         scenario, step = mismatch.step
 
         def traced(scenario: Scenario) -> Trace:
-            return run(self._engine, scenario)
+            return run(cast(Engine, self._engine), scenario)
 
         violations = verify(scenario, traced, relations=False).violations
         return DeviceFinding(scenario, step, str(mismatch), violations)

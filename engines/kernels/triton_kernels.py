@@ -219,10 +219,11 @@ def warm_up(device: str) -> None:
     to_global(pool, table, small, 1)
     follow_accepted(small, small, 1, 1)
     running_totals(small, small, small.clone(), small.clone())
-    digest(*[SimpleNamespace(pool=pool, table=table)] * 2, SimpleNamespace(sequence=one, index=one), 1, 1)
+    cache = SimpleNamespace(pool=pool, table=table)
+    digest(cache, cache, SimpleNamespace(sequence=one, index=one), 1, 1)
     state = torch.zeros(3, dtype=torch.int64, device=device)
     for actual in (one, small):
-        compare(actual, one, 0, one, 0, state)
+        compare(actual, one, -(2**63), one, 0, state)
 
 
 INTERPRETED: Final = type(_compare).__name__ == "InterpretedFunction"
