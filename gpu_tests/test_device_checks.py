@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.serving import serving
-from engines import kernels
+from engines import kernels, run
 from engines.portable import PortableEngine
 from engines.portable.device_checks import DeviceChecks
 from engines.portable.observation import Observer
@@ -86,6 +86,7 @@ def test_wrong_inside_a_graph_only() -> None:
     assert "and 2 more" in finding.mismatch, "one for each replay"
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_comparing_waits_for_nothing() -> None:
     scenario = serving(WORKER, batch=4, draft_len=3, steps=3, phase=Phase.EAGER)
 
@@ -100,8 +101,6 @@ def test_comparing_waits_for_nothing() -> None:
         return call
 
     with mock.patch.object(Observer, "entered", guarded(Observer.entered)), pytest.raises(BaseException, match="sync"):
-        from engines.base import run
-
         run(PortableEngine("cuda"), scenario)
     names = ("prepared", "entered", "verified", "saved", "drafting", "worker_returned", "replay_begins", "replayed")
     with mock.patch.multiple(DeviceChecks, **{name: guarded(getattr(DeviceChecks, name)) for name in names}):
