@@ -45,6 +45,12 @@ def numbers(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32, 
     return torch.randint(low, high, shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
+def table_with_gaps(rows: int, seed: int = 0) -> Tensor:
+    """Pages of sequences, a third of them none."""
+    table = numbers(0, POOL, rows, PAGES, seed=seed)
+    return torch.where(numbers(0, 3, rows, PAGES, seed=seed + 9) == 0, -1, table)
+
+
 def slot_mapping(device: str) -> None:
     """Positions before, in and behind a table that is a part of a larger one."""
     manager: Any = SimpleNamespace(
@@ -60,7 +66,7 @@ def slot_mapping(device: str) -> None:
 
 def topk_to_global(device: str) -> None:
     """Indices that are none or outside, in a view of a larger selection; tables with pages that are none."""
-    table = numbers(-1, POOL, SEQUENCES + 2, PAGES).to(device)[1:-1]
+    table = table_with_gaps(SEQUENCES + 2).to(device)[1:-1]
     rows = numbers(0, SEQUENCES, 100).to(device)
     chosen = numbers(-2, PAGES * SIZE + 3, 100, 2, 6, dtype=torch.int64).to(device)
     for indices in (chosen[:, 0], chosen.flatten(1), chosen[:0, 1]):
@@ -96,7 +102,7 @@ def running_totals(device: str) -> None:
 
 def tracer_digests(device: str) -> None:
     """Target and drafters with several shifts; caches of two page sizes, empty slots, rows outside their sequences."""
-    tables = [numbers(-1, POOL, SEQUENCES, PAGES, seed=i).to(device) for i in range(2)]
+    tables = [table_with_gaps(SEQUENCES, seed=i).to(device) for i in range(2)]
     index = numbers(-2, PAGES * SIZE + 3, 70, dtype=torch.int64).to(device)
     rows = Rows(numbers(0, SEQUENCES, 70, dtype=torch.int64).to(device), index)
     positions, tokens = numbers(0, 99, 70).to(device), numbers(1, 1000, 70).to(device)
