@@ -70,7 +70,9 @@ class DeviceHunt:
         self.scenarios += 1
         expected = reference.trace(scenario, in_graphs=True).steps
         said = iter(expected)
-        session = self._engine.open_checked(scenario.config, scenario.requests, lambda _: next(said), self._mismatches)
+        session = self._engine.open_checked(
+            scenario.config, scenario.requests, lambda _: next(said), self._mismatches, caches=True
+        )
         try:
             for i, (step, wanted) in enumerate(zip(scenario.steps, expected)):
                 self._mismatches.begin_step((scenario, i))

@@ -52,8 +52,22 @@ class PortableEngine:
         return PortableSession(config, requests, torch.device(self.device), observe=observe, record=record)
 
     def open_checked(
-        self, config: Config, requests: tuple[Request, ...], expect: Expect, mismatches: Mismatches
+        self,
+        config: Config,
+        requests: tuple[Request, ...],
+        expect: Expect,
+        mismatches: Mismatches,
+        *,
+        caches: bool = False,
     ) -> PortableSession:
         """Start a session whose sub-steps are not read but compared on the device: see ``DeviceChecks``."""
-        device = torch.device(self.device)
-        return PortableSession(config, requests, device, observe=False, record=(), expect=expect, mismatches=mismatches)
+        return PortableSession(
+            config,
+            requests,
+            torch.device(self.device),
+            observe=False,
+            record=(),
+            expect=expect,
+            mismatches=mismatches,
+            check_caches=caches,
+        )

@@ -8,7 +8,7 @@ graph once per replay, to a buffer whose address the graph knows.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import is_current_stream_capturing, maybe_pin_memory
+from engines.portable.cache_values import committed
 from engines.portable.device_values import DeviceValues, laid_out
 from engines.portable.mismatches import ANYTHING, Mismatches, Region
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from scenarios import Config, Step, StepTrace, Substep
-from scenarios.trace import ENTERED, PREPARED, RESTORED, SAVED, VERIFIED, draft
+from scenarios.trace import ENTERED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
 
 Expect = Callable[[Step], StepTrace]
 """What a step is expected to show, replays included: asked once per step, in order."""
@@ -47,12 +48,23 @@ class DeviceChecks:
 
     Fields that are not expected are not compared, nor is a failure (``failed``). The run of a graph that its capture
     ends with is compared at its ends only: what lies between them is recorded before it is known.
+
+    caches  whether what the KV caches hold is compared after each step, too
     """
 
     def __init__(
-        self, config: Config, executor: PyExecutor, worker: Any, *, expect: Expect, mismatches: Mismatches
+        self,
+        config: Config,
+        executor: PyExecutor,
+        worker: Any,
+        *,
+        expect: Expect,
+        mismatches: Mismatches,
+        caches: bool,
     ) -> None:
         self._config = config
+        self._executor = executor
+        self._caches = caches
         self._graphs = executor.model_engine.cuda_graph_runner.graphs
         self._expect = expect
         self._mismatches = mismatches
@@ -98,7 +110,11 @@ class DeviceChecks:
         flat: list[int] = []
         for region in inside.regions:
             said = self._said.get((region.substep, 0), {})
-            flat += self._expected(said, region.substep, region.field, region.shape)
+            anything = [ANYTHING] * prod(region.shape)
+            expected = laid_out(region.field, said[region.field], region.shape) if region.field in said else anything
+            if expected is None:
+                self._mismatches.misfit(region.substep, 0, region.field)
+            flat += expected or anything
         if flat:
             with _unseen():
                 inside.expected[: inside.size].copy_(self._uploadable(flat), non_blocking=True)
@@ -132,7 +148,11 @@ class DeviceChecks:
         self._check(RESTORED, result)
 
     def updated(self, args: Any, kwargs: Any) -> None:
-        """Before the requests that are finished end: of the host alone."""
+        """Before the requests that are finished end: what the caches hold of all that are active."""
+        said = self._said.get((UPDATED, 0), {})
+        with torch.inference_mode(), _unseen():
+            parts = list(committed(self._config, self._executor, said)) if self._caches else []
+            self._compare_all(UPDATED, 0, parts)
 
     def failed(self, error: Exception) -> None:
         """After a failure nothing is compared."""
@@ -158,17 +178,24 @@ class DeviceChecks:
         """Compare what is expected now."""
         run = max(self._run, 0)
         said = self._said.get((substep, run), {})
+        parts = [(name, v, laid_out(name, said[name], v.shape)) for name, v in values.items() if name in said]
+        self._compare_all(substep, run, parts)
+
+    def _compare_all(self, substep: str, run: int, parts: Sequence[tuple[str, Tensor, list[int] | None]]) -> None:
+        """Compare fields with what is expected of each; None where that has another form."""
         flat: list[int] = []
         regions, tensors = [], []
-        for name, tensor in values.items():
-            if name in said:
-                regions.append(Region(self._begin + len(flat), tuple(tensor.shape), substep, run, name))
-                flat += self._expected(said, substep, name, tensor.shape)
-                tensors.append(tensor.flatten())
+        for name, tensor, expected in parts:
+            if expected is None:
+                self._mismatches.misfit(substep, run, name)
+                continue
+            regions.append(Region(self._begin + len(flat), tuple(tensor.shape), substep, run, name))
+            flat += expected
+            tensors.append(tensor.flatten())
         if flat:
-            expected = self._uploadable(flat).to(self._mismatches.device, non_blocking=True)
+            uploaded = self._uploadable(flat).to(self._mismatches.device, non_blocking=True)
             self._mismatches.add_regions(regions)
-            self._mismatches.compare(torch.cat(tensors), expected, self._begin)
+            self._mismatches.compare(torch.cat(tensors), uploaded, self._begin)
             self._begin += len(flat)
 
     def _record(self, substep: str, values: Mapping[str, Tensor]) -> None:
@@ -180,13 +207,6 @@ class DeviceChecks:
             inside.size += tensor.numel()
         actual = torch.cat([tensor.flatten() for tensor in values.values()])
         self._mismatches.compare(actual, inside.expected[begin : inside.size], _IN_GRAPH + begin)
-
-    def _expected(self, said: Mapping[str, Any], substep: str, name: str, shape: tuple[int, ...]) -> list[int]:
-        flat = laid_out(name, said[name], shape) if name in said else [ANYTHING] * prod(shape)
-        if flat is None:
-            self._mismatches.misfit(substep, max(self._run, 0), name)
-            return [ANYTHING] * prod(shape)
-        return flat
 
     def _uploadable(self, flat: list[int]) -> Tensor:
         values = torch.frombuffer(array("q", flat), dtype=torch.int64)

@@ -45,6 +45,7 @@ class PortableSession:
         record: Collection[str],
         expect: Expect | None = None,
         mismatches: Mismatches | None = None,
+        check_caches: bool = False,
     ) -> None:
         self._config = config
         self._schedule: Schedule | None = Schedule(config, requests)
@@ -55,7 +56,7 @@ class PortableSession:
             kernels.warm_up(device.type)
         self._executor = self._create_executor(config, device)
         self._model: Any = self._executor.model_engine.model
-        self._observer = self._watcher(observe, expect, mismatches)
+        self._observer = self._watcher(observe, expect, mismatches, check_caches)
         self._requests = {request.id: self._llm_request(request) for request in requests}
         self._steps: list[StepTrace] = []
         self._step: Step | None = None
@@ -124,11 +125,11 @@ class PortableSession:
         return create_py_executor(config, device)
 
     def _watcher(
-        self, observe: bool, expect: Expect | None, mismatches: Mismatches | None
+        self, observe: bool, expect: Expect | None, mismatches: Mismatches | None, caches: bool
     ) -> Observer | DeviceChecks | None:
         config, executor, worker = self._config, self._executor, self._model.spec_worker
         if expect is not None and mismatches is not None:
-            return DeviceChecks(config, executor, worker, expect=expect, mismatches=mismatches)
+            return DeviceChecks(config, executor, worker, expect=expect, mismatches=mismatches, caches=caches)
         return Observer(config, executor, worker, self._draft_context()) if observe else None
 
     def _draft_context(self) -> DraftContext | None:

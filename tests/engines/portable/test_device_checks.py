@@ -27,6 +27,9 @@ STALE = {
     "TRT-63/Eagle3OneModelWorker/replay": "draft[1] (run 0) input_ids",
     "TRT-85/MTPWorker/slots": "draft[0] (run 0) input_ids",
     "TRT-88/PARDWorker": "verified (run 0) kv_lens_cuda",
+    "TRT-64/PARDWorker": "updated (run 0) draft_indexer_kv",
+    "TRT-65/MTPWorker/block-offsets": "updated (run 0) draft_layers_kv",
+    "TRT-95/Eagle3OneModelDynamicTreeWorker": "updated (run 0) target_kv[8]",
     "TRT-85/Eagle3OneModelDynamicTreeWorker/slots": "prepared (run 0) spec_decoding_packed_mask",
 }
 
