@@ -8,6 +8,7 @@ device memory of its first and of its last thousand steps can be compared: the p
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Iterator
@@ -34,16 +35,20 @@ ENDS: Final = 1000
 
 @dataclass
 class Memory:
-    """Bytes of the device that tensors take: at most, and between two sessions at least."""
+    """Bytes of the device that tensors take: at most, and between two sessions at most.
+
+    A session is a cycle of objects, so its tensors are there until Python collects it.
+    """
 
     peak: int = 0
-    least: int = sys.maxsize
+    left: int = 0
 
     def look(self) -> None:
         """Take account of all since the last look; to be called between two sessions."""
+        gc.collect()
         if torch.cuda.is_available():
             self.peak = max(self.peak, torch.cuda.max_memory_allocated())
-            self.least = min(self.least, torch.cuda.memory_allocated())
+            self.left = max(self.left, torch.cuda.memory_allocated())
             torch.cuda.reset_peak_memory_stats()
 
 
@@ -64,21 +69,21 @@ def endless(process: int) -> Iterator[Scenario]:
     """Drawn scenarios and served batches by turns."""
     random = Random(process)
     for chunk in count():
-        yield from drawn(1000 * process + chunk, 60)
+        yield from drawn(1000 * process + chunk, 30)
         for worker, traits in WORKERS.items():
             backend = random.choice(["TRTLLM", "DSA"]) if traits.sparse else "TRTLLM"
             yield serving(
                 worker,
                 batch=random.randint(1, 16),
                 draft_len=random.randint(2, 5),
-                steps=20,
+                steps=40,
                 backend=backend,
                 seed=random.randrange(1 << 30),
             )
 
 
-def share(process: int, steps: int, device: str) -> Share:
-    """Run at least so many steps, the first ones once more at the end."""
+def share(process: int, steps: int, device: str, ends: int = ENDS) -> Share:
+    """Run at least so many steps, the first ``ends`` ones once more at the end."""
     torch.set_num_threads(1)
     hunt = DeviceHunt(PortableEngine(device))
     first, last, findings = Memory(), Memory(), []
@@ -96,11 +101,11 @@ def share(process: int, steps: int, device: str) -> Share:
     # What is made once in a process, kernels and constants, is made now.
     run(next(scenarios))
     Memory().look()
-    while hunt.steps < ENDS:
+    while hunt.steps < ends:
         begun.append(next(scenarios))
         run(begun[-1])
         first.look()
-    while hunt.steps < steps - ENDS:
+    while hunt.steps < steps - ends:
         run(next(scenarios))
     Memory().look()
     for scenario in begun:
@@ -123,7 +128,7 @@ def long_run(steps: int, processes: int, device: str = "cuda") -> dict[str, Any]
         "readings": sum(s.readings for s in shares),
         "seconds": time.perf_counter() - begin,
         "findings": [finding for s in shares for finding in s.findings],
-        "grown": [i for i, s in enumerate(shares) if s.last.peak > s.first.peak or s.last.least > s.first.least],
+        "grown": [i for i, s in enumerate(shares) if s.last.peak > s.first.peak or s.last.left > s.first.left],
         "memory_of_first_and_last_thousand_steps": [[asdict(s.first), asdict(s.last)] for s in shares],
     }
 

@@ -181,7 +181,7 @@ class DeviceChecks:
         parts = [(name, v, laid_out(name, said[name], v.shape)) for name, v in values.items() if name in said]
         self._compare_all(substep, run, parts)
 
-    def _compare_all(self, substep: str, run: int, parts: Sequence[tuple[str, Tensor, list[int] | None]]) -> None:
+    def _compare_all(self, substep: str, run: int, parts: Sequence[tuple[str, Tensor, Sequence[int] | None]]) -> None:
         """Compare fields with what is expected of each; None where that has another form."""
         flat: list[int] = []
         regions, tensors = [], []
@@ -189,7 +189,7 @@ class DeviceChecks:
             if expected is None:
                 self._mismatches.misfit(substep, run, name)
                 continue
-            regions.append(Region(self._begin + len(flat), tuple(tensor.shape), substep, run, name))
+            regions.append(Region(self._begin + len(flat), tensor.shape, substep, run, name))
             flat += expected
             tensors.append(tensor.flatten())
         if flat:
@@ -203,7 +203,7 @@ class DeviceChecks:
         inside = self._inside[id(self._attn)]
         begin = inside.size
         for name, tensor in values.items():
-            inside.regions.append(Region(_IN_GRAPH + inside.size, tuple(tensor.shape), substep, 0, name))
+            inside.regions.append(Region(_IN_GRAPH + inside.size, tensor.shape, substep, 0, name))
             inside.size += tensor.numel()
         actual = torch.cat([tensor.flatten() for tensor in values.values()])
         self._mismatches.compare(actual, inside.expected[begin : inside.size], _IN_GRAPH + begin)

@@ -7,10 +7,10 @@ seen where tokens or hidden states come of it. Neither are the states of matcher
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from torch import Tensor
 
@@ -148,7 +148,7 @@ class DeviceValues:
         }
 
 
-def laid_out(field: str, value: Any, shape: Sequence[int]) -> list[int] | None:
+def laid_out(field: str, value: Any, shape: Sequence[int]) -> Sequence[int] | None:
     """A value of the trace as a tensor of ``shape`` would have it, row by row; None where it does not fit.
 
     What is behind the end of a row that is shorter than the tensor's is left open; so is a row of which nothing is
@@ -159,10 +159,10 @@ def laid_out(field: str, value: Any, shape: Sequence[int]) -> list[int] | None:
     if len(value) != shape[0]:
         return None
     if len(shape) == 1:
-        return list(value)
+        return cast(Sequence[int], value)
     width = prod(shape[1:])
     if field == _MASK:
-        value = [_packed(rows, *shape[1:]) for rows in value]
+        value = _packed(value, *shape[1:])
     elif field == _DENSE:
         value = [row if row is None else [*row, *[-1] * (width - len(row))] for row in value]
     flat: list[int] = []
@@ -178,9 +178,15 @@ def laid_out(field: str, value: Any, shape: Sequence[int]) -> list[int] | None:
     return flat
 
 
-def _packed(rows: Sequence[Sequence[int]], count: int, words: int) -> list[int]:
-    """Bits of the rows of a sequence as int32 words."""
-    return [word for bits in rows[:count] for word in _words(tuple(bits), words)]
+def _packed(value: Sequence[Sequence[Sequence[int]]], count: int, words: int) -> Iterator[list[int]]:
+    """Bits of the rows of each sequence as int32 words; those of chains are all like the first one's."""
+    before: Sequence[Sequence[int]] | None = None
+    packed: list[int] = []
+    for rows in value:
+        if rows != before:
+            packed = [word for bits in rows[:count] for word in _words(tuple(bits), words)]
+            before = rows
+        yield packed
 
 
 @lru_cache(maxsize=4096)

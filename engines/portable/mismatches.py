@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ _PLACES: Final = 1 << 25
 _NONE: Final = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """Where the values of one field of a sub-step are: ``shape`` of them, from ``begin`` on."""
 
     begin: int
