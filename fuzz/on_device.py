@@ -74,6 +74,7 @@ class DeviceHunt:
             scenario.config, scenario.requests, lambda _: next(said), self._mismatches, caches=True
         )
         try:
+            session.foresee(scenario.steps)
             for i, (step, wanted) in enumerate(zip(scenario.steps, expected)):
                 self._mismatches.begin_step((scenario, i))
                 outcome = session.step(step).outcome

@@ -1,7 +1,7 @@
 """A long run of scenarios that are verified on the device: no finding, and no growth of the device's memory.
 
 Scenarios are drawn as a search draws them; between them each worker serves batches by graph replays. Several processes
-share the device, each with scenarios of its own. A process ends with the scenarios that it began with, so that the
+share the devices, each with scenarios of its own. A process ends with the scenarios that it began with, so that the
 device memory of its first and of its last thousand steps can be compared: the peak, and what is left between sessions.
 """
 
@@ -85,6 +85,8 @@ def endless(process: int) -> Iterator[Scenario]:
 def share(process: int, steps: int, device: str, ends: int = ENDS) -> Share:
     """Run at least so many steps, the first ``ends`` ones once more at the end."""
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(process % torch.cuda.device_count())
     hunt = DeviceHunt(PortableEngine(device))
     first, last, findings = Memory(), Memory(), []
     begun: list[Scenario] = []
