@@ -23,7 +23,7 @@ from engines.portable.device_values import DeviceValues, laid_out
 from engines.portable.mismatches import ANYTHING, Mismatches, Region
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor
-from scenarios import Config, Step, StepTrace, Substep
+from scenarios import Config, Phase, Step, StepTrace, Substep
 from scenarios.trace import ENTERED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
 
 Expect = Callable[[Step], StepTrace]
@@ -32,15 +32,22 @@ Expect = Callable[[Step], StepTrace]
 _IN_GRAPH: Final = 1 << 23
 """Places from here on are those inside a graph; the ends of its forward are before and behind them."""
 _BEHIND: Final = 2 * _IN_GRAPH
+_INSIDE: Final = "inside"
+"""All sub-steps inside a graph, where sub-steps are named."""
 
 
 @dataclass
-class _Inside:
-    """What is compared inside a graph: a buffer for what is expected, and where which field's is in it."""
+class _Graph:
+    """What is compared of a graph's replays: inside, over a buffer for what is expected, and at the ends.
+
+    regions  where which field's values are in the buffer, of which ``size`` are used
+    ends     what was compared at each sub-step outside of the graph in the last replay
+    """
 
     expected: Tensor
     regions: list[Region] = field(default_factory=list)
     size: int = 0
+    ends: dict[str, list[Region]] = field(default_factory=dict)
 
 
 class DeviceChecks:
@@ -69,10 +76,12 @@ class DeviceChecks:
         self._expect = expect
         self._mismatches = mismatches
         self._values = DeviceValues(config, executor.spec_resource_manager, worker)
-        self._inside: dict[int, _Inside] = {}
+        self._compared: dict[int, _Graph] = {}
         self._said: dict[tuple[str, int], Mapping[str, Any]] = {}
         self._attn: Any = None
         self._spec: Any = None
+        self._replays = False
+        self._uploaded: dict[str, Tensor] = {}
         self._begin = 0
         self._run = -1
         self._drafts = 0
@@ -81,6 +90,8 @@ class DeviceChecks:
         """A step is about to start; whoever drives the session has told ``mismatches`` which."""
         self._said = {substep.key: substep.fields for substep in self._expect(step).substeps}
         self._begin, self._run = 0, -1
+        self._replays = step.phase is Phase.REPLAY
+        self._uploaded = {}
 
     def substeps(self) -> tuple[Substep, ...]:
         """None: nothing is read."""
@@ -89,6 +100,8 @@ class DeviceChecks:
     def prepared(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the inputs were prepared."""
         self._attn, self._spec = result["attn_metadata"], result["spec_metadata"]
+        if self._replays:
+            self._foresee(self._compared[id(self._attn)])
         self._check(PREPARED, result)
 
     def entered(self, args: Any, kwargs: Any) -> None:
@@ -101,24 +114,18 @@ class DeviceChecks:
         self._enter()
         with _unseen():
             expected = torch.full((self._most_inside(),), ANYTHING, dtype=torch.int64, device=self._mismatches.device)
-        self._inside[id(self._attn)] = _Inside(expected)
+        self._compared[id(self._attn)] = _Graph(expected)
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is replayed."""
         self._enter()
-        inside = self._inside[id(self._attn)]
-        flat: list[int] = []
-        for region in inside.regions:
-            said = self._said.get((region.substep, 0), {})
-            anything = [ANYTHING] * prod(region.shape)
-            expected = laid_out(region.field, said[region.field], region.shape) if region.field in said else anything
-            if expected is None:
-                self._mismatches.misfit(region.substep, 0, region.field)
-            flat += expected or anything
-        if flat:
+        graph = self._compared[id(self._attn)]
+        if graph.size:
             with _unseen():
-                inside.expected[: inside.size].copy_(self._uploadable(flat), non_blocking=True)
-        self._mismatches.add_regions(inside.regions)
+                uploaded = self._uploaded.get(_INSIDE)
+                expected = self._upload(self._expected(graph.regions)) if uploaded is None else uploaded
+                graph.expected[: graph.size].copy_(expected)
+        self._mismatches.add_regions(graph.regions)
         self._begin = _BEHIND
 
     def verified(self, result: Any, args: Any, kwargs: Any) -> None:
@@ -159,7 +166,7 @@ class DeviceChecks:
 
     def values_inside(self) -> int:
         """Values that one replay of each graph compares between the ends of its forward."""
-        return sum(inside.size for inside in self._inside.values())
+        return sum(graph.size for graph in self._compared.values())
 
     def _enter(self) -> None:
         self._run += 1
@@ -178,10 +185,23 @@ class DeviceChecks:
         """Compare what is expected now."""
         run = max(self._run, 0)
         said = self._said.get((substep, run), {})
-        parts = [(name, v, laid_out(name, said[name], v.shape)) for name, v in values.items() if name in said]
-        self._compare_all(substep, run, parts)
+        named = {name: tensor for name, tensor in values.items() if name in said}
+        uploaded = self._uploaded.get(substep)
+        if uploaded is not None:
+            regions = self._compared[id(self._attn)].ends[substep]
+            same = [(name, tensor.shape) for name, tensor in named.items()] == [(r.field, r.shape) for r in regions]
+            if same and regions[0].begin == self._begin:
+                self._launch(list(named.values()), uploaded, regions)
+                return
+        regions = self._compare_all(
+            substep, run, [(name, tensor, laid_out(name, said[name], tensor.shape)) for name, tensor in named.items()]
+        )
+        if self._replays:
+            self._compared[id(self._attn)].ends[substep] = regions
 
-    def _compare_all(self, substep: str, run: int, parts: Sequence[tuple[str, Tensor, Sequence[int] | None]]) -> None:
+    def _compare_all(
+        self, substep: str, run: int, parts: Sequence[tuple[str, Tensor, Sequence[int] | None]]
+    ) -> list[Region]:
         """Compare fields with what is expected of each; None where that has another form."""
         flat: list[int] = []
         regions, tensors = [], []
@@ -191,16 +211,55 @@ class DeviceChecks:
                 continue
             regions.append(Region(self._begin + len(flat), tensor.shape, substep, run, name))
             flat += expected
-            tensors.append(tensor.flatten())
+            tensors.append(tensor)
         if flat:
-            uploaded = self._uploadable(flat).to(self._mismatches.device, non_blocking=True)
-            self._mismatches.add_regions(regions)
-            self._mismatches.compare(torch.cat(tensors), uploaded, self._begin)
-            self._begin += len(flat)
+            self._launch(tensors, self._upload(flat), regions)
+        return regions
+
+    def _launch(self, tensors: Sequence[Tensor], expected: Tensor, regions: Sequence[Region]) -> None:
+        self._mismatches.add_regions(regions)
+        self._mismatches.compare(torch.cat([tensor.flatten() for tensor in tensors]), expected, self._begin)
+        self._begin += len(expected)
+
+    def _foresee(self, graph: _Graph) -> None:
+        """Upload what is expected of a replay in one piece, if it has the form of the replay before it."""
+        if graph.ends.keys() != {PREPARED, ENTERED, RESTORED}:
+            return
+        flat: list[int] = []
+        spans = {}
+        for substep, regions in (*graph.ends.items(), (_INSIDE, graph.regions)):
+            begin = len(flat)
+            for region in regions:
+                said = self._said.get((region.substep, 0), {})
+                if region.field not in said:
+                    if substep != _INSIDE:
+                        return
+                    flat += [ANYTHING] * prod(region.shape)
+                    continue
+                expected = laid_out(region.field, said[region.field], region.shape)
+                if expected is None:
+                    return
+                flat += expected
+            spans[substep] = slice(begin, len(flat))
+        with _unseen():
+            uploaded = self._upload(flat)
+        self._uploaded = {substep: uploaded[span] for substep, span in spans.items()}
+
+    def _expected(self, regions: Sequence[Region]) -> list[int]:
+        """What is expected inside a graph; anything where nothing is, or where it has another form, which is noted."""
+        flat: list[int] = []
+        for region in regions:
+            anything = [ANYTHING] * prod(region.shape)
+            said = self._said.get((region.substep, 0), {})
+            expected = laid_out(region.field, said[region.field], region.shape) if region.field in said else anything
+            if expected is None:
+                self._mismatches.misfit(region.substep, 0, region.field)
+            flat += expected or anything
+        return flat
 
     def _record(self, substep: str, values: Mapping[str, Tensor]) -> None:
         """Make comparing a part of the graph, with whatever is expected when it is replayed."""
-        inside = self._inside[id(self._attn)]
+        inside = self._compared[id(self._attn)]
         begin = inside.size
         for name, tensor in values.items():
             inside.regions.append(Region(_IN_GRAPH + inside.size, tensor.shape, substep, 0, name))
@@ -208,9 +267,10 @@ class DeviceChecks:
         actual = torch.cat([tensor.flatten() for tensor in values.values()])
         self._mismatches.compare(actual, inside.expected[begin : inside.size], _IN_GRAPH + begin)
 
-    def _uploadable(self, flat: list[int]) -> Tensor:
+    def _upload(self, flat: list[int]) -> Tensor:
         values = torch.frombuffer(array("q", flat), dtype=torch.int64)
-        return maybe_pin_memory(values, self._mismatches.device)
+        device = self._mismatches.device
+        return maybe_pin_memory(values, device).to(device, non_blocking=True)
 
     def _most_inside(self) -> int:
         """Values that a graph of this batch compares at most."""

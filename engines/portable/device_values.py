@@ -7,8 +7,9 @@ seen where tokens or hidden states come of it. Neither are the states of matcher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import Any, Final, cast
 
@@ -164,29 +165,24 @@ def laid_out(field: str, value: Any, shape: Sequence[int]) -> Sequence[int] | No
     if field == _MASK:
         value = _packed(value, *shape[1:])
     elif field == _DENSE:
-        value = [row if row is None else [*row, *[-1] * (width - len(row))] for row in value]
-    flat: list[int] = []
-    for row in value:
-        if row is None:
-            flat += [ANYTHING] * width
-            continue
-        flat += row
-        if len(row) != width:
-            if len(row) > width:
-                return None
-            flat += [ANYTHING] * (width - len(row))
-    return flat
+        value = [[ANYTHING] * width if row is None else [*row, *[-1] * (width - len(row))] for row in value]
+    lens = set(map(len, value))
+    if lens and max(lens) > width:
+        return None
+    if lens != {width}:
+        value = [[*row, *[ANYTHING] * (width - len(row))] for row in value]
+    return list(chain.from_iterable(value))
 
 
-def _packed(value: Sequence[Sequence[Sequence[int]]], count: int, words: int) -> Iterator[list[int]]:
+def _packed(value: Sequence[Sequence[Sequence[int]]], count: int, words: int) -> list[list[int]]:
     """Bits of the rows of each sequence as int32 words; those of chains are all like the first one's."""
-    before: Sequence[Sequence[int]] | None = None
-    packed: list[int] = []
-    for rows in value:
-        if rows != before:
-            packed = [word for bits in rows[:count] for word in _words(tuple(bits), words)]
-            before = rows
-        yield packed
+    packed: list[list[int]] = []
+    for i, rows in enumerate(value):
+        if i and rows == value[i - 1]:
+            packed.append(packed[-1])
+        else:
+            packed.append([word for bits in rows[:count] for word in _words(tuple(bits), words)])
+    return packed
 
 
 @lru_cache(maxsize=4096)

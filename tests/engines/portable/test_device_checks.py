@@ -12,8 +12,10 @@ pytest.importorskip("torch")
 import torch
 from hypothesis import given, settings
 
+import reference
 from benchmarks.gpu.serving import serving
 from engines.portable import Mismatches, PortableEngine
+from engines.portable.device_checks import DeviceChecks
 from engines.portable.device_values import laid_out
 from engines.portable.mismatches import ANYTHING, Region
 from fuzz.on_device import DeviceHunt
@@ -78,6 +80,30 @@ def test_a_step_that_ends_otherwise_than_it_should() -> None:
     with seeded("TRT-01/Eagle3OneModelWorker"):
         finding = found(scenario_of(BUGS["TRT-01/Eagle3OneModelWorker"]))
     assert finding.mismatch == "failed (run 0) outcome is not what it should be"
+
+
+def test_replays_of_one_form_have_one_upload_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads: list[int] = []
+    upload = DeviceChecks._upload
+
+    def counted(self: DeviceChecks, flat: list[int]) -> torch.Tensor:
+        uploads.append(len(flat))
+        return upload(self, flat)
+
+    monkeypatch.setattr(DeviceChecks, "_upload", counted)
+    scenario = serving(WORKER, batch=2, draft_len=2, steps=4)
+    said = iter(reference.trace(scenario, in_graphs=True).steps)
+    mismatches = Mismatches(torch.device("cpu"))
+    opened = PortableEngine().open_checked(scenario.config, scenario.requests, lambda _: next(said), mismatches)
+    taken = []
+    for step in scenario.steps:
+        mismatches.begin_step(step)
+        before = len(uploads)
+        opened.step(step)
+        taken.append(len(uploads) - before)
+    assert taken[2:] == [4, 1, 1, 1]
+    assert sum(uploads[-7:-3]) == uploads[-1], "each says the same"
+    assert mismatches.read() is None
 
 
 def test_one_reading_serves_many_steps() -> None:
