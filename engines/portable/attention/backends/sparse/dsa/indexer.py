@@ -24,7 +24,7 @@ def slots_of(
 
     A position outside the table is taken to lie in the nearest page of it (PR #12657).
     """
-    size, columns = manager.tokens_per_block, block_offsets.shape[1]
+    size, columns = manager.index_tokens_per_block, block_offsets.shape[1]
     if kernels := triton_for(positions):
         parts = manager.index_page_bytes, manager.index_data_bytes, manager.index_scale_bytes
         in_triton: tuple[Tensor, Tensor] = kernels.slot_mapping(positions, block_offsets, req_idx, size, *parts)
