@@ -54,7 +54,7 @@ def table_with_gaps(rows: int, seed: int = 0) -> Tensor:
 def slot_mapping(device: str) -> None:
     """Positions before, in and behind a table that is a part of a larger one."""
     manager: Any = SimpleNamespace(
-        tokens_per_block=SIZE, index_page_bytes=528, index_data_bytes=128, index_scale_bytes=4
+        index_tokens_per_block=SIZE, index_page_bytes=528, index_data_bytes=128, index_scale_bytes=4
     )
     table = numbers(0, POOL, SEQUENCES, PAGES).to(device)
     for tokens in (1, 300):

@@ -59,7 +59,8 @@ def slot_mapping(
     positions: Tensor, table: Tensor, rows: Tensor, size: int, page_bytes: int, data_bytes: int, scale_bytes: int
 ) -> tuple[Tensor, Tensor]:
     """Byte offsets of data and of scale of each token's key: ``indexer.slots_of``."""
-    positions, table, rows = positions.contiguous(), table.contiguous(), rows.contiguous()
+    # Of one type each: another one would be compiled anew, perhaps while a graph is captured.
+    positions, table, rows = positions.long().contiguous(), table.int().contiguous(), rows.int().contiguous()
     count = len(positions)
     data, scales = torch.empty(2, count, dtype=torch.int64, device=positions.device)
     if count:
@@ -89,7 +90,7 @@ def _to_global(
 
 def to_global(indices: Tensor, table: Tensor, rows: Tensor, size: int) -> Tensor:
     """Slots of the pool that indices into sequences stand for: ``indexer.to_global``."""
-    rows = rows.contiguous()
+    indices, table, rows = indices.long(), table.int(), rows.int().contiguous()
     slots = torch.empty(indices.shape, dtype=torch.int64, device=indices.device)
     count = slots.numel()
     if count:

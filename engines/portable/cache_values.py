@@ -23,10 +23,11 @@ def committed(
     """For each pool of which something is ``said``: its field, its slots (int64, device) and what they should hold.
 
     The slots are those of the pages that each request has used, one after the other; what should be there is None
-    where a request has used another number of slots than the trace says, or than it has pages for.
+    where a request has used another number of slots than the trace says, or than it has pages for. Caches of compressed
+    tokens are not looked into.
     """
     used = {i: request.num_cached_tokens for i, request in executor.active_requests.items()}
-    if not used:
+    if not used or config.compress_ratios:
         return
     parts = [_pools(manager, used) for manager in executor.kv_cache_managers]
     layers = [(pool, sizes) for pools, sizes in parts for pool in pools.unbind(0)]

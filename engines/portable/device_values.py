@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 from torch import Tensor
 
+from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.mismatches import ANYTHING
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.spec_observation import enhancer_buffers
@@ -50,23 +51,29 @@ class DeviceValues:
             return self._lens(attn)
         if substep == RESTORED:
             return self._restored(attn, spec, arguments)
+        # A view of it, where drafters have one.
+        attn = arguments.get("attn_metadata", attn)
         masks = self._tree_masks(attn) if self._tree else {}
         return self._lens(attn) | self._maps(attn) | masks | self._draft_inputs(arguments)
 
     def _lens(self, attn: Any) -> Values:
-        return {"_seq_lens_cuda": attn._seq_lens_cuda, "kv_lens_cuda": attn.kv_lens_cuda[: attn.num_seqs]}
+        lens = {"_seq_lens_cuda": attn._seq_lens_cuda}
+        if hasattr(attn, "kv_lens_cuda"):
+            lens["kv_lens_cuda"] = attn.kv_lens_cuda[: attn.num_seqs]
+        return lens
 
     def _forward(self, attn: Any, spec: Any) -> Values:
         return self._lens(attn) | self._maps(attn) | self._masks(attn, spec)
 
     def _prepared(self, attn: Any, spec: Any, inputs: Mapping[str, Any]) -> Values:
         values = {
-            "prompt_lens_cuda": attn.prompt_lens_cuda[: attn.num_seqs],
             "gather_ids": spec.gather_ids,
             "draft_tokens": spec.draft_tokens,
             "input_ids": inputs["input_ids"],
             "position_ids": inputs["position_ids"].flatten(),
         }
+        if hasattr(attn, "prompt_lens_cuda"):
+            values["prompt_lens_cuda"] = attn.prompt_lens_cuda[: attn.num_seqs]
         if self._sparse:
             contexts, tokens = attn.num_contexts, attn.num_ctx_tokens
             values |= {
@@ -85,6 +92,8 @@ class DeviceValues:
         values = {name: arguments[name] for name in ("input_ids", "position_ids")}
         if "hidden_states" in arguments:
             values["hidden_states"] = arguments["hidden_states"][:, 0]
+        if "recurrent_hidden_states" in arguments:
+            values["hidden_states"] = arguments["recurrent_hidden_states"]
         return values
 
     def _restored(self, attn: Any, spec: Any, outputs: Mapping[str, Tensor]) -> Values:
@@ -128,7 +137,7 @@ class DeviceValues:
         if self._tree:
             return self._tree_masks(attn)
         gens, width = attn.num_generations, spec.runtime_tokens_per_gen_step
-        if not gens or not spec.runtime_draft_len:
+        if not gens or not spec.runtime_draft_len or not isinstance(attn, TrtllmAttentionMetadata):
             return {}
         return {
             _MASK: attn.spec_decoding_packed_mask[:gens, :width],
