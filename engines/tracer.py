@@ -21,6 +21,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
+from engines.kernels import triton_for
 from scenarios import tracer
 from scenarios.tracer import (
     EMPTY,
@@ -166,6 +167,8 @@ class Tracer:
     def target(self, cache: Cache, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows, once their entries are written: int64 [rows]."""
         _write(cache, rows, entry(positions.long(), tokens.long()))
+        if kernels := triton_for(cache.pool):
+            return cast(Tensor, kernels.digest(cache, cache, rows, self._slots, 0))
         return _digest(self._scores(self._read(cache)).cumsum(1), rows)
 
     @_unseen
@@ -175,8 +178,10 @@ class Tracer:
         """Digests of draft rows that are given the token ``shift`` after their position, and each row's own term."""
         own = entry(positions.long(), tokens.long())
         _write(draft, rows, own)
-        seen = self._read_shifted(target, draft, shift)
-        digests = _digest(self._scores(seen).cumsum(1), rows, ahead=shift)
+        if kernels := triton_for(draft.pool):
+            digests = kernels.digest(target, draft, rows, self._slots, shift)
+        else:
+            digests = _digest(self._scores(self._read_shifted(target, draft, shift)).cumsum(1), rows, ahead=shift)
         return digests, term(rows.index + shift, own + shift * _ONE_POSITION)
 
     @_unseen

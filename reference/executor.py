@@ -35,9 +35,9 @@ from scenarios.trace import (
 from scenarios.tracer import EMPTY, PAD_TOKEN, prompt
 
 
-def trace(scenario: Scenario) -> Trace:
-    """What an engine must do in a valid scenario, up to the step that ends it."""
-    session = Session(scenario.config, scenario.requests)
+def trace(scenario: Scenario, *, in_graphs: bool = False) -> Trace:
+    """What an engine must do in a valid scenario, up to the step that ends it; ``in_graphs`` as for ``Session``."""
+    session = Session(scenario.config, scenario.requests, in_graphs=in_graphs)
     for step in scenario.steps:
         if session.step(step).outcome == "fatal":
             break
@@ -62,10 +62,14 @@ class Flight:
 
 
 class Session:
-    """The oracle taken step by step. Steps must be valid (``scenarios.check``); it does not check them again."""
+    """The oracle taken step by step. Steps must be valid (``scenarios.check``); it does not check them again.
 
-    def __init__(self, config: Config, requests: tuple[Request, ...] = ()) -> None:
+    in_graphs  also what the kernels of a replay find between its ends, for those who watch on the device
+    """
+
+    def __init__(self, config: Config, requests: tuple[Request, ...] = (), *, in_graphs: bool = False) -> None:
         self._config = config
+        self._in_graphs = in_graphs
         self._worker = WORKERS[config.worker]
         self._counter: int | None = 0 if config.force_num_accepted_tokens % 1 else None
         """Forwards that have drawn random numbers; None where none does or, after a failure, it is not known."""
@@ -193,7 +197,7 @@ class Session:
             entered["position_ids"] = host.position_ids if phase == "replay" else batch.position_ids
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len and not batch.shares_target_kv else []
-        if phase != "replay":
+        if phase != "replay" or self._in_graphs:
             if batch.draft_len:
                 verified = attention_metadata.target(batch) | matcher_rows(batch, self._config, VERIFIED)
                 yield VERIFIED, verified | _acceptance(batch)

@@ -169,9 +169,9 @@ PRIME: Final = 2**31 - 1
 POSITION_OFFSET: Final = 64
 """Added to positions in entries, so that the negative positions of vanilla MTP stay distinct."""
 
-_ENTRY_FACTOR: Final = 1_103_515_245
-_INDEX_FACTOR: Final = 69_621
-_TERM_SHIFT: Final = 12_345
+ENTRY_FACTOR: Final = 1_103_515_245
+INDEX_FACTOR: Final = 69_621
+TERM_SHIFT: Final = 12_345
 _CHOICE_FACTOR: Final = 1_664_525
 _CHOICE_SHIFT: Final = 1_013_904_223
 _CHOICES: Final = VOCAB_SIZE - 2
@@ -213,7 +213,7 @@ def term(index: int, value: int) -> int:
 
     A cubic residue: products stay below 2**63, so int64 tensors give the same value on every device.
     """
-    x = (value % PRIME * _ENTRY_FACTOR + index * _INDEX_FACTOR + _TERM_SHIFT) % PRIME
+    x = (value % PRIME * ENTRY_FACTOR + index * INDEX_FACTOR + TERM_SHIFT) % PRIME
     return x * x % PRIME * x % PRIME
 
 

@@ -14,11 +14,13 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     import torch
 
+from engines.portable.device_checks import Expect
+from engines.portable.mismatches import Mismatches
 from engines.portable.session import PortableSession
 from scenarios import BACKENDS, Config, Request, UsageError
 from scenarios.acceptance import VARIANTS
 
-__all__ = ["PortableEngine", "PortableSession"]
+__all__ = ["Mismatches", "PortableEngine", "PortableSession"]
 
 # Failures are part of the day's work here; who wants to read of them adds a handler.
 logging.getLogger("specfuzz.portable").addHandler(logging.NullHandler())
@@ -48,3 +50,29 @@ class PortableEngine:
     ) -> PortableSession:
         """Start a session; ``ScenarioError`` for a configuration that is not valid."""
         return PortableSession(config, requests, torch.device(self.device), observe=observe, record=record)
+
+    def open_checked(
+        self,
+        config: Config,
+        requests: tuple[Request, ...],
+        expect: Expect,
+        mismatches: Mismatches,
+        *,
+        caches: bool = False,
+    ) -> PortableSession:
+        """Start a session whose sub-steps are not read but compared on the device: see ``DeviceChecks``.
+
+        Raises ``UsageError`` for the overlap scheduler, under which a step ends after the next one has begun.
+        """
+        if config.overlap:
+            raise UsageError("config.overlap: is not combined with checks on the device; leave one of them out")
+        return PortableSession(
+            config,
+            requests,
+            torch.device(self.device),
+            observe=False,
+            record=(),
+            expect=expect,
+            mismatches=mismatches,
+            check_caches=caches,
+        )

@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
+from engines import kernels
 from engines.portable.context_observation import ContextObserver, DraftContext
 from engines.portable.copies import HostCopies
+from engines.portable.device_checks import DeviceChecks, Expect
 from engines.portable.distributed import PeerBatch
+from engines.portable.mismatches import Mismatches
 from engines.portable.observation import Observer
 from engines.portable.pyexecutor.attention_dp import dummy_context, dummy_generation
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
@@ -20,7 +23,7 @@ from engines.portable.pyexecutor.py_executor import BatchState, Iteration, PyExe
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.suffix_automaton import sa_manager_of
-from faults import Bracket, Seam, SiteClass, Sites, is_injected
+from faults import TORCH, Bracket, Seam, SiteClass, Sites, family, is_injected
 from scenarios import (
     Config,
     Context,
@@ -59,20 +62,22 @@ class PortableSession:
         *,
         observe: bool,
         record: Collection[str],
+        expect: Expect | None = None,
+        mismatches: Mismatches | None = None,
+        check_caches: bool = False,
     ) -> None:
         self._config = config
         self._schedule: Schedule | None = Schedule(config, requests)
         self._record = record
         self._device = device
+        self._kernels = kernels.default(device.type)
+        if self._kernels == "triton":
+            kernels.warm_up(device.type)
         self._executor = self._create_executor(config, device)
         self._model: Any = self._executor.model_engine.model
         self.attn_metadata: Any = self._executor.model_engine.attn_metadata
         self._copies = self._watch_copies() if observe else None
-        self._observer = (
-            Observer(config, self._executor, self._model.spec_worker, self._draft_context(), self._copies)
-            if observe
-            else None
-        )
+        self._observer = self._watcher(observe, expect, mismatches, check_caches)
         self._requests = {request.id: self._llm_request(request) for request in requests}
         self._steps: list[StepTrace] = []
         self._in_flight: int | None = None
@@ -150,7 +155,7 @@ class PortableSession:
     def _land(self, index: int | None) -> None:
         """The step in flight has been processed, or was lost; the one with this index may be in flight now."""
         launched = self._executor.previous_batch
-        if self._observer is not None:
+        if isinstance(self._observer, Observer):
             landed = self._observer.take_landed()
             if landed is not None:
                 assert self._in_flight is not None
@@ -199,6 +204,14 @@ class PortableSession:
     def _watch_copies(self) -> HostCopies | None:
         """What remembers copies to the device, None if they do not all go through it; to be overridden likewise."""
         return HostCopies()
+
+    def _watcher(
+        self, observe: bool, expect: Expect | None, mismatches: Mismatches | None, caches: bool
+    ) -> Observer | DeviceChecks | None:
+        config, executor, worker = self._config, self._executor, self._model.spec_worker
+        if expect is not None and mismatches is not None:
+            return DeviceChecks(config, executor, worker, expect=expect, mismatches=mismatches, caches=caches)
+        return Observer(config, executor, worker, self._draft_context(), self._copies) if observe else None
 
     def _draft_context(self) -> DraftContext | None:
         """Where a drafter keeps its context, None for one without; to be overridden likewise."""
@@ -417,8 +430,12 @@ class PortableSession:
 
         def bracketed(iteration: Iteration) -> Exception | None:
             assert self._step is not None
-            with self._sites.bracket(self._step.fault, self._record) as self._bracket:
-                error: Exception | None = forward_step(iteration)
+            # What torch functions are called is the same on each device where they are sites.
+            fault = self._step.fault
+            counted = TORCH in self._record or (fault is not None and family(fault.site) == TORCH)
+            with kernels.using("torch" if counted else self._kernels):
+                with self._sites.bracket(fault, self._record) as self._bracket:
+                    error: Exception | None = forward_step(iteration)
             return error
 
         executor._forward_step = bracketed

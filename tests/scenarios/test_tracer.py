@@ -47,7 +47,7 @@ def test_values_are_pinned() -> None:
 
 @given(st.integers(0, 4096), st.integers(0, 2**31))
 def test_products_fit_64_bits_so_that_devices_agree(index: int, value: int) -> None:
-    x = value % tracer.PRIME * tracer._ENTRY_FACTOR + index * tracer._INDEX_FACTOR + tracer._TERM_SHIFT
+    x = value % tracer.PRIME * tracer.ENTRY_FACTOR + index * tracer.INDEX_FACTOR + tracer.TERM_SHIFT
     assert x < 2**63
     assert 0 <= tracer.term(index, value) < tracer.PRIME
     assert (tracer.PRIME - 1) ** 2 < 2**63

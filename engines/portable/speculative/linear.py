@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.kernels import triton_for
 from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
 
@@ -172,6 +173,13 @@ class LinearSpecWorker(SpecWorkerBase):
         if hasattr(attn_metadata, "host_request_types"):
             attn_metadata.host_request_types[:num_contexts].fill_(1)
         attn_metadata.num_contexts = 0
-        # What was not accepted is forgotten.
-        attn_metadata.kv_lens_cuda[num_contexts:batch_size].add_(num_accepted[num_contexts:] - draft_len)
-        attn_metadata.kv_lens_cuda[:num_contexts].add_(1)
+        follow_accepted(attn_metadata.kv_lens_cuda[:batch_size], num_accepted, num_contexts, draft_len)
+
+
+def follow_accepted(kv_lens: Tensor, num_accepted: Tensor, num_contexts: int, draft_len: int) -> None:
+    """Move KV lengths, int32 [n], to the one row that each sequence feeds next: what was not accepted is forgotten."""
+    if kernels := triton_for(kv_lens):
+        kernels.follow_accepted(kv_lens, num_accepted, num_contexts, draft_len)
+        return
+    kv_lens[num_contexts:].add_(num_accepted[num_contexts:] - draft_len)
+    kv_lens[:num_contexts].add_(1)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from engines.kernels import triton_for
 from engines.portable._utils import host_tensor, maybe_pin_memory
 from engines.portable.attention.backends.context_mla import ChunkPlan, plan_chunks
 from engines.portable.attention.backends.interface import AttentionMetadata, AttentionRuntimeFeatures, KVCacheParams
@@ -279,8 +280,13 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         """Running totals of the query and of the KV lengths: two of int32 [n + 1], device, from 0 on."""
         n = self.num_seqs
         if not self._mla_scheduler_buffers_valid:
-            torch.cumsum(self.seq_lens_cuda, 0, dtype=torch.int32, out=self.mla_cu_q_rows[1 : n + 1])
-            torch.cumsum(self.kv_lens_cuda[:n], 0, dtype=torch.int32, out=self.mla_cu_kv_seqlens[1 : n + 1])
+            queries, kv_lens = self.seq_lens_cuda, self.kv_lens_cuda[:n]
+            cu_q, cu_kv = self.mla_cu_q_rows[1 : n + 1], self.mla_cu_kv_seqlens[1 : n + 1]
+            if kernels := triton_for(kv_lens):
+                kernels.running_totals(queries, kv_lens, cu_q, cu_kv)
+            else:
+                torch.cumsum(queries, 0, dtype=torch.int32, out=cu_q)
+                torch.cumsum(kv_lens, 0, dtype=torch.int32, out=cu_kv)
             self._mla_scheduler_buffers_valid = True
         return self.mla_cu_q_rows[: n + 1], self.mla_cu_kv_seqlens[: n + 1]
 

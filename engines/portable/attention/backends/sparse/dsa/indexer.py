@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engines.kernels import triton_for
 from engines.portable._utils import maybe_pin_memory
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.sparse.dsa.prefill import IndexerParams, split_prefill_chunks
@@ -25,6 +26,10 @@ def slots_of(
     A position outside the table is taken to lie in the nearest page of it (PR #12657).
     """
     size, columns = manager.index_tokens_per_block, block_offsets.shape[1]
+    if kernels := triton_for(positions):
+        parts = manager.index_page_bytes, manager.index_data_bytes, manager.index_scale_bytes
+        in_triton: tuple[Tensor, Tensor] = kernels.slot_mapping(positions, block_offsets, req_idx, size, *parts)
+        return in_triton
     ordinals = (positions // size).clamp(0, columns - 1)
     pages = torch.take(block_offsets, req_idx.long() * columns + ordinals) * manager.index_page_bytes
     offsets = positions % size
@@ -117,6 +122,9 @@ def transform_local_topk_and_prepare_pool_view(topk_indices: Tensor, metadata: D
 def to_global(indices: Tensor, block_table: Tensor, req_idx: Tensor, tokens_per_block: int) -> Tensor:
     """Slots of the pool that ``indices`` into sequences stand for, by a table of pages and each token's row in it."""
     columns = block_table.shape[1]
+    if kernels := triton_for(indices):
+        in_triton: Tensor = kernels.to_global(indices, block_table, req_idx, tokens_per_block)
+        return in_triton
     inside = indices.clamp(0, columns * tokens_per_block - 1)
     pages = torch.take(block_table, req_idx.unsqueeze(1) * columns + inside // tokens_per_block)
     slots = pages * tokens_per_block + inside % tokens_per_block

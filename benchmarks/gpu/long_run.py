@@ -1,0 +1,152 @@
+"""A long run of scenarios that are verified on the device: no finding, and no growth of the device's memory.
+
+Scenarios are drawn as a search draws them; between them each worker serves batches by graph replays. Several processes
+share the devices, each with scenarios of its own. A process ends with the scenarios that it began with, so that the
+device memory of its first and of its last thousand steps can be compared: the peak, and what is left between sessions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import torch
+
+from benchmarks.gpu.drawn import drawn
+from benchmarks.gpu.measure import record
+from benchmarks.gpu.serving import serving
+from engines.portable import PortableEngine
+from fuzz.on_device import DeviceHunt
+from scenarios import WORKERS, Scenario
+
+ENDS: Final = 1000
+"""Steps at either end whose memory is compared, in each process."""
+
+
+@dataclass
+class Memory:
+    """Bytes of the device that tensors take: at most, and between two sessions at most.
+
+    A session is a cycle of objects, so its tensors are there until Python collects it.
+    """
+
+    peak: int = 0
+    left: int = 0
+
+    def look(self) -> None:
+        """Take account of all since the last look; to be called between two sessions."""
+        gc.collect()
+        if torch.cuda.is_available():
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated())
+            self.left = max(self.left, torch.cuda.memory_allocated())
+            torch.cuda.reset_peak_memory_stats()
+
+
+@dataclass
+class Share:
+    """What one process did."""
+
+    steps: int
+    replays: int
+    scenarios: int
+    readings: int
+    findings: list[str]
+    first: Memory
+    last: Memory
+
+
+def endless(process: int) -> Iterator[Scenario]:
+    """Drawn scenarios and served batches by turns."""
+    random = Random(process)
+    for chunk in count():
+        yield from drawn(1000 * process + chunk, 30)
+        for worker, traits in WORKERS.items():
+            backend = random.choice(["TRTLLM", "DSA"]) if traits.sparse else "TRTLLM"
+            yield serving(
+                worker,
+                batch=random.randint(1, 16),
+                draft_len=random.randint(2, 5),
+                steps=40,
+                backend=backend,
+                seed=random.randrange(1 << 30),
+            )
+
+
+def share(process: int, steps: int, device: str, ends: int = ENDS) -> Share:
+    """Run at least so many steps, the first ``ends`` ones once more at the end."""
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(process % torch.cuda.device_count())
+    hunt = DeviceHunt(PortableEngine(device))
+    first, last, findings = Memory(), Memory(), []
+    begun: list[Scenario] = []
+    replays = 0
+
+    def run(scenario: Scenario) -> None:
+        nonlocal replays
+        replays += sum(step.phase.value == "replay" for step in scenario.steps)
+        finding = hunt.run(scenario)
+        if finding is not None:
+            findings.append(f"process {process}: {finding} in {finding.scenario}")
+
+    scenarios = endless(process)
+    # What is made once in a process, kernels and constants, is made now.
+    run(next(scenarios))
+    Memory().look()
+    while hunt.steps < ends:
+        begun.append(next(scenarios))
+        run(begun[-1])
+        first.look()
+    while hunt.steps < steps - ends:
+        run(next(scenarios))
+    Memory().look()
+    for scenario in begun:
+        run(scenario)
+        last.look()
+    if (finding := hunt.read()) is not None:
+        findings.append(f"process {process}: {finding} in {finding.scenario}")
+    return Share(hunt.steps, replays, hunt.scenarios, hunt.readings, findings, first, last)
+
+
+def long_run(steps: int, processes: int, device: str = "cuda") -> dict[str, Any]:
+    """Run at least so many steps in all."""
+    begin = time.perf_counter()
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        shares = list(pool.map(share, range(processes), [-(-steps // processes)] * processes, [device] * processes))
+    return {
+        "steps": sum(s.steps for s in shares),
+        "replays": sum(s.replays for s in shares),
+        "scenarios": sum(s.scenarios for s in shares),
+        "readings": sum(s.readings for s in shares),
+        "seconds": time.perf_counter() - begin,
+        "findings": [finding for s in shares for finding in s.findings],
+        "grown": [i for i, s in enumerate(shares) if s.last.peak > s.first.peak or s.last.left > s.first.left],
+        "memory_of_first_and_last_thousand_steps": [[asdict(s.first), asdict(s.last)] for s in shares],
+    }
+
+
+def main() -> None:
+    """Run, record, and end with 1 if there is a finding or growth."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.long_run", description=__doc__)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=Path, help="folder of the record, instead of benchmarks/results")
+    options = parser.parse_args()
+    values = long_run(options.steps, options.processes, options.device)
+    record("long_run", values, options.output)
+    sys.exit(bool(values["findings"] or values["grown"]))
+
+
+if __name__ == "__main__":
+    main()

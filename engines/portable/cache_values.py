@@ -1,0 +1,66 @@
+"""What the KV caches hold of the active requests, on the device, and how a trace's value of it is laid out there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.portable._utils import maybe_pin_memory
+from engines.portable.mismatches import ANYTHING
+from engines.portable.pyexecutor.py_executor import PyExecutor
+from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from scenarios import Config
+
+_FIELDS = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
+
+
+def committed(
+    config: Config, executor: PyExecutor, said: Mapping[str, Any]
+) -> Iterator[tuple[str, Tensor, list[int] | None]]:
+    """For each pool of which something is ``said``: its field, its slots (int64, device) and what they should hold.
+
+    The slots are those of the pages that each request has used, one after the other; what should be there is None
+    where a request has used another number of slots than the trace says, or than it has pages for. Caches of compressed
+    tokens are not looked into.
+    """
+    used = {i: request.num_cached_tokens for i, request in executor.active_requests.items()}
+    if not used or config.compress_ratios:
+        return
+    parts = [_pools(manager, used) for manager in executor.kv_cache_managers]
+    layers = [(pool, sizes) for pools, sizes in parts for pool in pools.unbind(0)]
+    if config.index_topk and len(parts) > 1:
+        # Each manager has its layers and then those of their indexers.
+        layers = [layers[i] for i in (0, 2, 1, 3)]
+    for i, (slots, sizes) in enumerate(layers):
+        field, expected = _of_layer(config, i, said)
+        if expected is not None:
+            yield field, slots, _laid_out(expected, used, sizes)
+
+
+def _pools(manager: KVCacheManager, used: Mapping[int, int]) -> tuple[Tensor, Sequence[int]]:
+    """The used pages of every pool, [pools, slots], and the slots of each request among them."""
+    size = manager.tokens_per_block
+    pages = [manager.get_memory_pool_indices(i)[: -(-tokens // size)] for i, tokens in used.items()]
+    flat = torch.tensor([page for owned in pages for page in owned], dtype=torch.int64)
+    index = maybe_pin_memory(flat, manager.device).to(manager.device, non_blocking=True)
+    return manager.kv_cache_pools.index_select(1, index).flatten(1), [len(owned) * size for owned in pages]
+
+
+def _of_layer(config: Config, layer: int, said: Mapping[str, Any]) -> tuple[str, Mapping[int, Sequence[int]] | None]:
+    if config.worker == "MTPWorker" and layer:
+        field = "draft_layers_kv"
+        return field, {i: layers[layer - 1] for i, layers in said[field].items()} if field in said else None
+    return _FIELDS[layer], said.get(_FIELDS[layer])
+
+
+def _laid_out(expected: Mapping[int, Sequence[int]], used: Mapping[int, int], sizes: Sequence[int]) -> list[int] | None:
+    flat: list[int] = []
+    for (request, tokens), size in zip(used.items(), sizes):
+        entries = expected.get(request, ())
+        if len(entries) != tokens or tokens > size:
+            return None
+        flat += [*entries, *[ANYTHING] * (size - tokens)]
+    return flat
