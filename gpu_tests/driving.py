@@ -1,0 +1,153 @@
+"""Scenarios with graphs for every worker and backend, and sessions that a test may reach into between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from engines.portable import PortableEngine, PortableSession
+from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+from scenarios import BACKENDS, WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, Substep, Trace, check
+
+DEVICE: Final = "cuda"
+K: Final = 3
+OWN: Final = ("identity", "worker_state")
+"""Labels of tensor objects, which differ from run to run."""
+
+Between = Callable[[PortableSession, Step], None]
+Override = dict[str, Any]
+
+_SEPARATE: Final = {"use_separate_draft_kv_cache": True, "draft_num_blocks": 96, "draft_tokens_per_block": 3}
+
+
+def overrides(worker: str) -> dict[str, Override]:
+    """Configurations of a worker: each backend, and each part that adds buffers, in a short form."""
+    traits = WORKERS[worker]
+    found: dict[str, Override] = {}
+    for name, backend in BACKENDS.items():
+        if traits.sparse or not backend.sparse:
+            found[name] = {"attention_backend": name, "index_topk": 4 if backend.sparse else 0}
+    if traits.separate_draft_kv_cache:
+        found["separate"] = {**_SEPARATE, "kv_cache_manager": "V2", "host_offload": True}
+    if traits.guides_drafts:
+        found["guided"] = {"guided_decoding": True}
+    if traits.sa_enhancer:
+        found["enhancer"] = {"sa_threshold": 2}
+    return found
+
+
+CASES: Final = [(worker, name) for worker in WORKERS for name in overrides(worker)]
+"""Worker, and name of a configuration."""
+IDS: Final = [f"{worker}-{name}" for worker, name in CASES]
+
+
+def config(worker: str, name: str, **more: Any) -> Config:
+    """The configuration of that name."""
+    tree = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": K + 2} if WORKERS[worker].tree else {}
+    return Config(worker=worker, max_draft_len=K, **{**tree, **overrides(worker)[name], **more})
+
+
+def dummies(worker: str, *pasts: int) -> tuple[Generation, ...]:
+    """Generations to capture a graph with; they accept different counts, where dummies accept any."""
+    accepts = (1,) * len(pasts) if WORKERS[worker].tree else tuple(1 + (K - i) % (K + 1) for i in range(len(pasts)))
+    return tuple(Generation(request=None, past=past, accept=n) for past, n in zip(pasts, accepts, strict=True))
+
+
+def generation(request: int, agree: int, match: int = 0) -> Generation:
+    """A row that generates."""
+    return Generation(request=request, agree=agree, match=match)
+
+
+def life(worker: str, name: str, **more: Any) -> Scenario:
+    """A graph of two rows, captured, and replayed for three pairs of requests; other batches come in between.
+
+    Requests differ in length, pages and accepted counts; pairs change places.
+    """
+    agree = K if WORKERS[worker].drafts_for_contexts else 0
+    steps = (
+        Step(draft_len=K, phase=Phase.CAPTURE, generations=dummies(worker, 10, 20)),
+        Step(
+            draft_len=K,
+            contexts=tuple(Context(request=i, chunk=n, agree=min(agree, i)) for i, n in enumerate((5, 3, 9))),
+        ),
+        Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(0, 1), generation(2, K))),
+        Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(1, 2), generation(0, K))),
+        Step(
+            draft_len=K,
+            contexts=(Context(request=3, chunk=4, agree=agree),),
+            generations=(generation(2, 2), generation(1, K)),
+        ),
+        Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(3, K), generation(2, 0)), finish=(2,)),
+        Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(1, 0), generation(3, 1))),
+    )
+    requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 3, 9, 4)))
+    return check(Scenario(config=config(worker, name, **more), requests=requests, steps=steps))
+
+
+def overriding(scenario: Scenario) -> Scenario:
+    """The scenario with a suffix automaton that takes over in every second row, where there is one."""
+    if not scenario.config.sa_threshold:
+        return scenario
+    steps = tuple(
+        step
+        if step.phase.is_startup
+        else replace(step, generations=tuple(replace(g, match=3 * (i % 2)) for i, g in enumerate(step.generations)))
+        for step in scenario.steps
+    )
+    return check(replace(scenario, steps=steps))
+
+
+@contextmanager
+def opened(scenario: Scenario, device: str = DEVICE, *, observe: bool = True) -> Iterator[PortableSession]:
+    """A session of the portable engine for the scenario."""
+    session = PortableEngine(device).open(scenario.config, scenario.requests, observe=observe)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def drive(scenario: Scenario, before: Between | None = None, device: str = DEVICE) -> Trace:
+    """Run the scenario; ``before`` is called ahead of each step."""
+    with opened(scenario, device) as session:
+        for step in scenario.steps:
+            if before is not None:
+                before(session, step)
+            session.step(step)
+        return session.trace()
+
+
+def executor(session: PortableSession) -> Any:
+    """What the session drives."""
+    return session._executor
+
+
+def runner(session: PortableSession) -> CUDAGraphRunner:
+    """Its graphs."""
+    found: CUDAGraphRunner = executor(session).model_engine.cuda_graph_runner
+    return found
+
+
+def fields(substep: Substep, *left_out: str) -> dict[str, Any]:
+    """What was seen, without what differs from run to run."""
+    return {name: value for name, value in substep.fields.items() if name not in (*OWN, *left_out)}
+
+
+def differences(one: Trace, other: Trace, first: int = 0, left_out: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where two runs differ, from step ``first`` on: step, sub-step, field and both values."""
+    found: list[tuple[Any, ...]] = []
+    for a, b in zip(one.steps[first:], other.steps[first:], strict=True):
+        places = [[(s.key, s.phase) for s in step.substeps] for step in (a, b)]
+        if (a.outcome, places[0]) != (b.outcome, places[1]):
+            found.append((a.index, a.outcome, places[0], b.outcome, places[1]))
+            continue
+        for s, t in zip(a.substeps, b.substeps, strict=True):
+            left, right = fields(s, *left_out), fields(t, *left_out)
+            found += [
+                (a.index, s.key, name, left.get(name), right.get(name))
+                for name in (left | right)
+                if left.get(name) != right.get(name)
+            ]
+    return found
