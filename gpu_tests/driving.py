@@ -9,7 +9,20 @@ from typing import Any, Final
 
 from engines.portable import PortableEngine, PortableSession
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
-from scenarios import BACKENDS, WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, Substep, Trace, check
+from scenarios import (
+    BACKENDS,
+    WORKERS,
+    Config,
+    Context,
+    Generation,
+    Phase,
+    Request,
+    Scenario,
+    Step,
+    Substep,
+    Trace,
+    check,
+)
 
 DEVICE: Final = "cuda"
 K: Final = 3
@@ -110,12 +123,13 @@ def opened(scenario: Scenario, device: str = DEVICE, *, observe: bool = True) ->
 
 
 def drive(scenario: Scenario, before: Between | None = None, device: str = DEVICE) -> Trace:
-    """Run the scenario; ``before`` is called ahead of each step."""
+    """Run the scenario, to its end or to a fatal step; ``before`` is called ahead of each step."""
     with opened(scenario, device) as session:
         for step in scenario.steps:
             if before is not None:
                 before(session, step)
-            session.step(step)
+            if session.step(step).outcome == "fatal":
+                break
         return session.trace()
 
 

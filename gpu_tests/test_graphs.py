@@ -29,7 +29,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.portable import PortableSession
 from engines.portable.pyexecutor.cuda_graph_runner import CapturedGraph, CUDAGraphRunner
-from gpu_tests.driving import CASES, DEVICE, IDS, K, config, differences, drive, dummies, executor, fields, life, opened, overriding
+from gpu_tests.driving import (
+    CASES,
+    DEVICE,
+    IDS,
+    K,
+    config,
+    differences,
+    drive,
+    dummies,
+    executor,
+    fields,
+    life,
+    opened,
+    overriding,
+)
 from gpu_tests.driving import generation, runner
 from invariants import twins, verify
 from museum import BUGS, seeded

@@ -63,9 +63,18 @@ class CUDAGraphRunner:
     def capture(self, key: GraphKey, forward_fn: ForwardFn, inputs: Inputs) -> dict[str, Tensor]:
         """Run the forward ``warmup_steps`` times and capture it; all of them on one preparation.
 
+        If that fails, graph and metadata are dropped: the draft loop may have left some of it as it had it.
+
         Before each, ``kv_lens_cuda`` is what ``prepare`` wrote: a draft loop moves it, and without that it would
         drift past the pages (PR #11696).
         """
+        try:
+            return self._warm_up_and_capture(key, forward_fn, inputs)
+        except BaseException:
+            self.graphs.pop(key, None)
+            raise
+
+    def _warm_up_and_capture(self, key: GraphKey, forward_fn: ForwardFn, inputs: Inputs) -> dict[str, Tensor]:
         attn_metadata = inputs["attn_metadata"]
         kv_lens = attn_metadata.kv_lens_cuda[: attn_metadata.num_seqs].clone()
         static_inputs = self._copy_to_static_inputs(inputs)

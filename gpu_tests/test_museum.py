@@ -1,0 +1,91 @@
+"""Seeded defects that need a device to be believed: kinds K10 and K11, and TRT-01, TRT-04 and TRT-12 around graphs.
+
+What is verified:
+
+1. Each defect with ``on_device`` set is noticed on CUDA in its smallest scenario by an invariant that it names, and
+   nothing is noticed there without it.
+2. TRT-01, TRT-04 and TRT-12 are noticed in a life with a graph too: TRT-01 when general warm-up runs out of memory
+   before a capture, TRT-04 in the capture, TRT-12 in replays.
+3. After each test the device still computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpu_tests.driving import DEVICE, K, config, drive, dummies, generation, life
+from invariants import verify
+from museum import BUGS, Bug, seeded
+from scenarios import WORKERS, Context, Fault, FaultKind, Phase, Request, Scenario, Step, check
+from tests.museum.scenario_of import scenario_of
+
+HERE = [bug for bug in BUGS.values() if bug.on_device]
+AROUND_GRAPHS = [bug for bug in HERE if bug.id.startswith(("TRT-01/", "TRT-04/", "TRT-12/"))]
+
+
+@pytest.fixture(autouse=True)
+def _device_survives() -> Iterator[None]:
+    yield
+    assert torch.arange(4, device=DEVICE).sum().item() == 6
+
+
+def noticed(bug: Bug, scenario: Scenario) -> set[str]:
+    """Invariants named by the defect that notice it; without it none does."""
+    right = verify(scenario, drive, only=bug.caught_by)
+    assert right.violations == ()
+    with seeded(bug.id):
+        wrong = verify(scenario, drive, only=bug.caught_by, expected=right.expected)
+    return {violation.invariant for violation in wrong.violations}
+
+
+@pytest.mark.parametrize("bug", HERE, ids=lambda bug: bug.id)
+def test_a_defect_is_noticed_on_the_device(bug: Bug) -> None:
+    assert noticed(bug, scenario_of(bug))
+
+
+def around_a_graph(bug: Bug) -> Scenario:
+    """General warm-up out of memory for TRT-01; a capture, a prompt and replays."""
+    worker, sparse = bug.worker, bug.id.startswith("TRT-12/")
+    pages = {"tokens_per_block": 1, "num_blocks": 256} if bug.id.startswith("TRT-04/") else {}
+    scenario = life(worker, "DSA" if sparse else "TRTLLM", **pages)
+    if not bug.id.startswith("TRT-01/"):
+        return scenario
+    traits = WORKERS[worker]
+    last = 1 if traits.parallel or traits.keeps_context else 2
+    fault = Fault(site="draft_model.forward", occurrence=last, kind=FaultKind.OOM)
+    row = Context(request=None, chunk=5, agree=K if traits.drafts_for_contexts else 0)
+    warm_up = Step(draft_len=K, phase=Phase.WARMUP, contexts=(row,), generations=dummies(worker, 8), fault=fault)
+    return check(replace(scenario, steps=(warm_up, *scenario.steps)))
+
+
+@pytest.mark.parametrize("bug", AROUND_GRAPHS, ids=lambda bug: bug.id)
+def test_it_is_noticed_around_a_graph(bug: Bug) -> None:
+    assert noticed(bug, around_a_graph(bug))
+
+
+def test_a_replay_by_a_stale_map_accepts_less() -> None:
+    """TRT-12 as users saw it: text stays exact, acceptance falls, and here only the replay drafted."""
+    agree = generation(0, K)
+    once = Step(draft_len=K, phase=Phase.REPLAY, generations=(agree, generation(1, K)))
+    steps = (
+        Step(draft_len=K, phase=Phase.CAPTURE, generations=dummies("MTPEagleWorker", 10, 20)),
+        Step(draft_len=K, contexts=(Context(request=0, chunk=5), Context(request=1, chunk=3))),
+        once,
+        once,
+    )
+    requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 3)))
+    scenario = check(Scenario(config=config("MTPEagleWorker", "DSA"), requests=requests, steps=steps))
+    counts = "py_num_accepted_draft_tokens"
+    right = drive(scenario).steps[-1].find("updated")
+    with seeded("TRT-12/MTPEagleWorker"):
+        wrong = drive(scenario).steps[-1].find("updated")
+    assert right is not None
+    assert wrong is not None
+    assert right[counts] == {0: K, 1: K}
+    assert sum(wrong[counts].values()) < 2 * K
+    for request, text in wrong["emitted"].items():
+        assert right["emitted"][request][: len(text)] == text
