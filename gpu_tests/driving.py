@@ -29,6 +29,9 @@ K: Final = 3
 OWN: Final = ("identity", "worker_state")
 """Labels of tensor objects, which differ from run to run."""
 
+RECORDED: Final = ("kv_lens_cuda", "ctx_len")
+"""What a capture that fails has recorded and not done, and its emulation has done."""
+
 Between = Callable[[PortableSession, Step], None]
 Override = dict[str, Any]
 
@@ -165,3 +168,25 @@ def differences(one: Trace, other: Trace, first: int = 0, left_out: tuple[str, .
                 if left.get(name) != right.get(name)
             ]
     return found
+
+
+def differing(on_cuda: Trace, on_cpu: Trace) -> list[tuple[Any, ...]]:
+    """Where a run on CUDA differs from its emulation: what could be seen there has the value of the CPU.
+
+    While a graph is captured nothing on the device can be read.
+    """
+    found: list[tuple[Any, ...]] = []
+    for a, b in zip(on_cuda.steps, on_cpu.steps):
+        places = [[s.key for s in step.substeps] for step in (a, b)]
+        if (a.outcome, places[0]) != (b.outcome, places[1]):
+            return [*found, (a.index, a.outcome, places[0], b.outcome, places[1])]
+        for s, t in zip(a.substeps, b.substeps, strict=True):
+            left_out = RECORDED if (s.name, a.phase) == ("failed", Phase.CAPTURE) else ()
+            seen, expected = fields(s, *left_out), fields(t, *left_out)
+            names = seen if s.phase == "capture" else seen | expected
+            found += [
+                (a.index, s.key, name, seen.get(name), expected.get(name))
+                for name in names
+                if name not in expected or seen.get(name) != expected[name]
+            ]
+    return found if len(on_cuda.steps) == len(on_cpu.steps) else [*found, (len(on_cuda.steps), len(on_cpu.steps))]

@@ -40,11 +40,12 @@ from gpu_tests.driving import (
     dummies,
     executor,
     fields,
+    generation,
     life,
     opened,
     overriding,
+    runner,
 )
-from gpu_tests.driving import generation, runner
 from invariants import twins, verify
 from museum import BUGS, seeded
 from scenarios import WORKERS, Context, Fault, FaultKind, Phase, Request, Scenario, Step, check
@@ -86,7 +87,7 @@ OF_THE_SHAPE = {
 """Fields of ``prepared`` that no replay changes, and why."""
 
 MOVED = ("kv_lens_cuda", "sa_draft_tokens", "sa_match_len")
-"""What a warm-up forward may leave otherwise: some workers save these lengths in it, and automata go on from its text."""
+"""What a warm-up forward may leave otherwise: lengths that some workers save in it, drafts that follow its text."""
 
 cases = pytest.mark.parametrize(("worker", "name"), CASES, ids=IDS)
 

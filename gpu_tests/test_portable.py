@@ -22,17 +22,14 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from engines import SEAMS, run
 from engines.portable import PortableEngine
+from gpu_tests.driving import differing
 from invariants import verify
 from museum import seeded
-from scenarios import BACKENDS, WORKERS, Phase, Scenario, Trace, scenario_from_json
+from scenarios import BACKENDS, WORKERS, Scenario, Trace, scenario_from_json
 from scenarios.codec import parse
 from strategies import faulted_scenarios, scenarios
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.json"))
-OWN = {"identity", "worker_state"}
-"""Labels of tensor objects, which differ from run to run."""
-RECORDED = {"kv_lens_cuda", "ctx_len"}
-"""What a capture that fails has recorded and not done, and its emulation has done."""
 
 bounded = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
@@ -47,26 +44,13 @@ def on(device: str, scenario: Scenario) -> Trace:
     return run(PortableEngine(device), scenario)
 
 
-def assert_same(on_cuda: Trace, on_cpu: Trace) -> None:
-    """Equal outcomes and sub-steps; every field that was observed on CUDA has the CPU's value."""
-    assert [step.outcome for step in on_cuda.steps] == [step.outcome for step in on_cpu.steps]
-    for seen, expected in zip(on_cuda.steps, on_cpu.steps, strict=True):
-        assert [s.key for s in seen.substeps] == [s.key for s in expected.substeps]
-        for substep, other in zip(seen.substeps, expected.substeps, strict=True):
-            left_out = OWN | RECORDED if (substep.name, seen.phase) == ("failed", Phase.CAPTURE) else OWN
-            fields = {name: value for name, value in substep.fields.items() if name not in left_out}
-            assert fields == {name: other[name] for name in fields}, f"step {seen.index}, {substep.key}"
-            if substep.phase != "capture":
-                assert fields.keys() == other.fields.keys() - left_out
-
-
 @pytest.mark.parametrize("worker", WORKERS)
 def test_clean_scenarios(worker: str) -> None:
     @seed(1)
     @bounded
     @given(scenarios(workers=[worker], backends=BACKENDS))
     def hold(scenario: Scenario) -> None:
-        assert_same(on("cuda", scenario), on("cpu", scenario))
+        assert differing(on("cuda", scenario), on("cpu", scenario)) == []
         assert not verify(scenario, lambda s: on("cuda", s)).violations
 
     hold()
@@ -84,7 +68,7 @@ def test_failing_scenarios(worker: str) -> None:
         on_cuda = on("cuda", scenario)
         planned = sum(step.fault is not None for step in scenario.steps[: len(on_cuda.steps)])
         assert sum(step.fired for step in on_cuda.steps) == planned
-        assert_same(on_cuda, on("cpu", scenario))
+        assert differing(on_cuda, on("cpu", scenario)) == []
         assert not verify(scenario, lambda s: on("cuda", s)).violations
 
     hold()
