@@ -33,6 +33,7 @@ from engines import SEAMS, run
 from engines.tensorrt_llm import TensorrtLlmEngine
 from engines.upstream import DRIVEN, SOURCE_VARIABLE
 from gpu_tests.comparison import assert_same, drivable, on_dsa
+from gpu_tests.requirements import NO_SOURCE
 from invariants import verify
 from scenarios import BACKENDS, WORKERS, Config, Scenario, check
 from strategies import configs, faulted_scenarios, scenarios
@@ -64,7 +65,7 @@ def engine(checkout: str, device: str) -> TensorrtLlmEngine:
     found = next((place for place in places if (place / "tensorrt_llm").is_dir()), None)
     if found is None:
         pytest.skip(
-            f"no checkout {checkout}/ in or beside {asked}: set {METADATA_VARIABLE} to a folder that holds stale/ and "
+            f"{NO_SOURCE}: no checkout {checkout}/ in or beside {asked}: set {METADATA_VARIABLE} to a folder that holds stale/ and "
             "fixed/, checkouts with DSAtrtllmAttentionMetadata as before and as after PR #16925"
         )
     return TensorrtLlmEngine(found, device, unguarded=True)
