@@ -26,9 +26,7 @@ def missing(gpus: int) -> str | None:
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no CUDA device; run them on a machine with a GPU and its driver"
     if gpus > 1 and torch.cuda.device_count() < gpus:
-        return (
-            f"--require-gpus {gpus}, and torch finds {torch.cuda.device_count()}; use a machine with more, or ask less"
-        )
+        return f"--require-gpus {gpus}, and torch finds {torch.cuda.device_count()}; write that, or use another machine"
     return None
 
 

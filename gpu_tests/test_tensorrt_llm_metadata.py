@@ -65,8 +65,8 @@ def engine(checkout: str, device: str) -> TensorrtLlmEngine:
     found = next((place for place in places if (place / "tensorrt_llm").is_dir()), None)
     if found is None:
         pytest.skip(
-            f"{NO_SOURCE}: no checkout {checkout}/ in or beside {asked}: set {METADATA_VARIABLE} to a folder that holds stale/ and "
-            "fixed/, checkouts with DSAtrtllmAttentionMetadata as before and as after PR #16925"
+            f"{NO_SOURCE}: no checkout {checkout}/ in or beside {asked}: set {METADATA_VARIABLE} to a folder that has "
+            "stale/ and fixed/, checkouts with DSAtrtllmAttentionMetadata as before and as after PR #16925"
         )
     return TensorrtLlmEngine(found, device, unguarded=True)
 
