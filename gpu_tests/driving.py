@@ -24,7 +24,8 @@ from scenarios import (
     check,
 )
 
-DEVICE: Final = "cuda"
+DEVICE = "cuda"
+"""Where sessions are opened unless they are told; looked up then, so that the machinery here can be tried on a CPU."""
 K: Final = 3
 OWN: Final = ("identity", "worker_state")
 """Labels of tensor objects, which differ from run to run."""
@@ -116,18 +117,18 @@ def overriding(scenario: Scenario) -> Scenario:
 
 
 @contextmanager
-def opened(scenario: Scenario, device: str = DEVICE, *, observe: bool = True) -> Iterator[PortableSession]:
+def opened(scenario: Scenario, device: str | None = None, *, observe: bool = True) -> Iterator[PortableSession]:
     """A session of the portable engine for the scenario."""
-    session = PortableEngine(device).open(scenario.config, scenario.requests, observe=observe)
+    session = PortableEngine(device or DEVICE).open(scenario.config, scenario.requests, observe=observe)
     try:
         yield session
     finally:
         session.close()
 
 
-def drive(scenario: Scenario, before: Between | None = None, device: str = DEVICE) -> Trace:
+def drive(scenario: Scenario, before: Between | None = None) -> Trace:
     """Run the scenario, to its end or to a fatal step; ``before`` is called ahead of each step."""
-    with opened(scenario, device) as session:
+    with opened(scenario) as session:
         for step in scenario.steps:
             if before is not None:
                 before(session, step)
