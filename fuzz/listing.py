@@ -86,6 +86,7 @@ def bugs() -> Rows:
             "worker": b.worker,
             "reference": b.reference,
             "caught_by": list(b.caught_by),
+            "on_device": b.on_device,
         }
         for b in BUGS.values()
     ]
