@@ -216,13 +216,14 @@ def show_acceptance(asked: acceptance.Asked, engine: str, device: str, output: O
 def list_rows(rows: listing.Rows, output: Output) -> int:
     """Print what there is to choose from."""
     width = max((len(row["name"]) for row in rows), default=0)
-    output.write(rows, (f"{row['name'].ljust(width)}  {row['summary']}{_caught_by(row)}" for row in rows))
+    output.write(rows, (f"{row['name'].ljust(width)}  {row['summary']}{_with(row)}" for row in rows))
     return NOTHING_FOUND
 
 
-def _caught_by(row: dict[str, Any]) -> str:
-    """The invariants that notice a seeded defect."""
-    return f" ({', '.join(row['caught_by'])})" if row.get("caught_by") else ""
+def _with(row: dict[str, Any]) -> str:
+    """The invariants that notice a seeded defect, the predicates that an invariant holds."""
+    names = row.get("caught_by") or row.get("predicates")
+    return f" ({', '.join(names)})" if names else ""
 
 
 def diagnose(output: Output) -> int:

@@ -65,13 +65,21 @@ def _family(root: type[Any]) -> list[type[Any]]:
 
 
 def invariants() -> Rows:
-    """Invariants by slug, and the one that is asked of the process."""
+    """Invariants by slug with the predicates P1 to P14 that they hold, and the one that is asked of the process."""
     from invariants import all_invariants
 
     rows: Rows = [
-        {"name": i.slug, "summary": i.statement, "kind": i.kind, "museum": list(i.museum)} for i in all_invariants()
+        {
+            "name": i.slug,
+            "summary": i.statement,
+            "kind": i.kind,
+            "predicates": list(i.predicates),
+            "museum": list(i.museum),
+        }
+        for i in all_invariants()
     ]
-    return [*rows, {"name": PROCESS_SURVIVES, "summary": PROCESS_SURVIVES_STATEMENT, "kind": "process", "museum": []}]
+    process = {"name": PROCESS_SURVIVES, "summary": PROCESS_SURVIVES_STATEMENT, "kind": "process"}
+    return [*rows, {**process, "predicates": [], "museum": []}]
 
 
 def bugs() -> Rows:

@@ -33,10 +33,12 @@ alike. The modules are imported causes first, which is the order of severity.
 from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens, rows, sparse, selection  # noqa: F401, I001
 from invariants import draft_context, enhancer, forced, guided, relaxed, spec_metadata, acceptance  # noqa: F401
 from invariants import kv_cache, history, output, relations  # noqa: F401
+from invariants.predicates import PREDICATES
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify
 
 __all__ = [
+    "PREDICATES",
     "Invariant",
     "Predicate",
     "Relation",

@@ -24,6 +24,7 @@ def _counts(step: StepCase) -> Iterator[tuple[Moment, str, list[int]]]:
     "acceptance-in-range",
     reads=("num_accepted_tokens", "new_tokens_lens", "py_num_accepted_draft_tokens", "py_rewind_len"),
     museum=("TRT-35", "TRT-36", "TRT-73", "TRT-77"),
+    predicates=("P8",),
 )
 def acceptance_in_range(step: StepCase, check: Check) -> None:
     """A generation accepts 1..K+1 tokens, a context one; the request rewinds the drafts it did not accept.
@@ -52,6 +53,7 @@ def acceptance_in_range(step: StepCase, check: Check) -> None:
     "acceptance-follows-agreement",
     reads=("num_accepted_tokens", "new_tokens_lens", "py_num_accepted_draft_tokens"),
     museum=("TRT-12", "TRT-26", "TRT-64", "TRT-70", "TRT-77", "TRT-80", "TRT-94", "TRT-101", "TRT-110", "SGL-11"),
+    predicates=("P8",),
 )
 def acceptance_follows_agreement(step: StepCase, check: Check) -> None:
     """The target accepts exactly the drafts that the scenario lets agree: 1 + min(agree, drafts, K) tokens.
@@ -75,6 +77,7 @@ def acceptance_follows_agreement(step: StepCase, check: Check) -> None:
     "oracle-drafter-accepts-all",
     reads=("num_accepted_tokens", "new_tokens_lens"),
     museum=("TRT-12", "TRT-26", "TRT-62", "TRT-64", "TRT-70", "TRT-94", "VLL-08", "VLL-22", "SGL-11"),
+    predicates=("P14",),
 )
 def oracle_drafter_accepts_all(step: StepCase, check: Check) -> None:
     """Where each draft of a row is the target's own choice, the row accepts K + 1 tokens, in every layout.
@@ -96,6 +99,7 @@ def oracle_drafter_accepts_all(step: StepCase, check: Check) -> None:
     "accepted-drafts-lie-on-a-path",
     reads=("draft_tokens", "spec_decoding_packed_mask", "accepted_tokens"),
     museum=("TRT-29", "TRT-24", "TRT-77"),
+    predicates=("P5", "P8"),
 )
 def accepted_drafts_lie_on_a_path(step: StepCase, check: Check) -> None:
     """A generation accepts drafts that follow each other from the root on, then one token that no draft goes on with.
@@ -136,6 +140,7 @@ def _path(drafts: list[int], mask: list[list[int]], tokens: list[int]) -> list[i
     reads=("num_accepted_tokens", "accepted_tokens", "new_tokens", "new_tokens_lens"),
     museum=("TRT-12", "TRT-29", "TRT-77", "TRT-100", "TRT-130", "TRT-131"),
     kind=REFERENCE,
+    predicates=("P8",),
 )
 def acceptance_equals_reference(step: StepCase, check: Check) -> None:
     """The accepted tokens, and the new tokens that the worker returns, are the reference's."""
@@ -154,6 +159,7 @@ def acceptance_equals_reference(step: StepCase, check: Check) -> None:
         "VLL-02",
     ),
     kind=REFERENCE,
+    predicates=("P14",),
 )
 def drafts_equal_reference(step: StepCase, check: Check) -> None:
     """The drafts that a step makes are the reference's."""
@@ -173,6 +179,7 @@ def drafts_equal_reference(step: StepCase, check: Check) -> None:
         "next_new_tokens",
     ),
     museum=("TRT-24", "TRT-77", "VLL-05", "VLL-06"),
+    predicates=("P8", "P10"),
 )
 def new_tokens_plumbed(step: StepCase, check: Check) -> None:
     """The worker returns what it accepted, and feeds on the last accepted token followed by the new drafts.

@@ -15,6 +15,7 @@ _COPIES: Final = (("_seq_lens", "_seq_lens_cuda"), ("prompt_lens_cpu", "prompt_l
     "derived-counters-consistent",
     reads=("num_contexts", "_seq_lens", "num_generations", "num_ctx_tokens", "num_tokens"),
     museum=("TRT-03", "TRT-06", "TRT-23"),
+    predicates=("P1",),
 )
 def derived_counters_consistent(step: StepCase, check: Check) -> None:
     """At every sub-step the counters are those of ``num_contexts`` and ``_seq_lens``.
@@ -49,6 +50,7 @@ def derived_counters_consistent(step: StepCase, check: Check) -> None:
     "request-types-match-layout",
     reads=("host_request_types", "num_contexts"),
     museum=("TRT-23", "TRT-27", "VLL-15"),
+    predicates=("P1", "P3"),
 )
 def request_types_match_layout(step: StepCase, check: Check) -> None:
     """At every sub-step the first ``num_contexts`` rows are typed as contexts and all others as generations."""
@@ -64,6 +66,7 @@ def request_types_match_layout(step: StepCase, check: Check) -> None:
     "host-equals-device",
     reads=("_seq_lens", "_seq_lens_cuda", "prompt_lens_cpu", "prompt_lens_cuda"),
     museum=("TRT-93", "TRT-06", "VLL-03"),
+    predicates=("P1",),
 )
 def host_equals_device(step: StepCase, check: Check) -> None:
     """At every sub-step the host and the device copy of a length agree."""

@@ -35,7 +35,10 @@ def _committed(step: StepCase, run: Run) -> list[int] | None:
 
 
 @invariant(
-    "ctx-len-counts-committed", reads=("ctx_len", "kv_lens_cuda", "_seq_lens", *_ACCEPTED), museum=("TRT-02", "TRT-70")
+    "ctx-len-counts-committed",
+    reads=("ctx_len", "kv_lens_cuda", "_seq_lens", *_ACCEPTED),
+    museum=("TRT-02", "TRT-70"),
+    predicates=("P4",),
 )
 def ctx_len_counts_committed(step: StepCase, check: Check) -> None:
     """Each generation finds as many columns as it has cached tokens, and leaves as many more as it accepts.
@@ -49,7 +52,7 @@ def ctx_len_counts_committed(step: StepCase, check: Check) -> None:
                 check.equal(moment, "ctx_len", expected, moment.seen["ctx_len"], "so many tokens are cached")
 
 
-@invariant("ctx-len-rolled-back", reads=("ctx_len",), museum=("TRT-02",))
+@invariant("ctx-len-rolled-back", reads=("ctx_len",), museum=("TRT-02",), predicates=("P2", "P4"))
 def ctx_len_rolled_back(step: StepCase, check: Check) -> None:
     """A forward that fails, and one that warms up a graph, leaves the count of columns as it found it.
 
@@ -71,6 +74,7 @@ def ctx_len_rolled_back(step: StepCase, check: Check) -> None:
     "draft-block-follows-context",
     reads=("num_ctx_per_req", "position_ids", "kv_lens_cuda", "_seq_lens", *_ACCEPTED),
     museum=("TRT-02", "TRT-70"),
+    predicates=("P4",),
 )
 def draft_block_follows_context(step: StepCase, check: Check) -> None:
     """The draft call reads the columns of all committed tokens, and its queries stand right behind them."""
@@ -88,7 +92,7 @@ def draft_block_follows_context(step: StepCase, check: Check) -> None:
                 check.equal(moment, "position_ids", expected, positions, f"num_ctx_per_req is {columns}")
 
 
-@invariant("draft-context-equals-cache", reads=("draft_context", "target_kv"), museum=("TRT-70",))
+@invariant("draft-context-equals-cache", reads=("draft_context", "target_kv"), museum=("TRT-70",), predicates=("P4",))
 def draft_context_equals_cache(step: StepCase, check: Check) -> None:
     """The columns of a request are those of its cached tokens, each at its own position, in order, and no others."""
     seen = step.updated.seen if step.updated is not None else {}

@@ -16,7 +16,7 @@ FOUND: Final = ("sa_match_len", "sa_draft_tokens")
 """What the automata have found for each generation."""
 
 
-@invariant("automata-equal-reference", reads=FOUND, museum=("TRT-110",), kind=REFERENCE)
+@invariant("automata-equal-reference", reads=FOUND, museum=("TRT-110",), kind=REFERENCE, predicates=("P10",))
 def automata_equal_reference(step: StepCase, check: Check) -> None:
     """For each generation its automaton finds the match that there is, and how the text of that request goes on."""
     for run in step.runs:
@@ -24,7 +24,12 @@ def automata_equal_reference(step: StepCase, check: Check) -> None:
             check.said(run.restored, FOUND)
 
 
-@invariant("long-match-overrides-drafts", reads=(*FOUND, "next_draft_tokens", "input_ids"), museum=("TRT-110",))
+@invariant(
+    "long-match-overrides-drafts",
+    reads=(*FOUND, "next_draft_tokens", "input_ids"),
+    museum=("TRT-110",),
+    predicates=("P10",),
+)
 def long_match_overrides_drafts(step: StepCase, check: Check) -> None:
     """A generation returns all drafts of its automaton from the threshold on, and its model's own below it.
 
@@ -56,7 +61,7 @@ def _fed_back(step: StepCase, run: Run, row: int) -> list[int]:
     return [tokens[row] for tokens in inputs] if all(len(tokens) == len(step.rows) for tokens in inputs) else []
 
 
-@invariant("automata-belong-to-requests", reads=("sa_requests",), museum=("TRT-110",))
+@invariant("automata-belong-to-requests", reads=("sa_requests",), museum=("TRT-110",), predicates=("P10",))
 def automata_belong_to_requests(step: StepCase, check: Check) -> None:
     """Each request owns an automaton from its first chunk until it ends, one way or another; no dummy is left with one.
 

@@ -22,7 +22,7 @@ def _moves(step: StepCase, run: Run) -> int:
     return int(forced and draws(step.config.force_num_accepted_tokens, step.draft_len))
 
 
-@invariant("forced-counter-moves-once", reads=(_COUNTER,), museum=("TRT-100",))
+@invariant("forced-counter-moves-once", reads=(_COUNTER,), museum=("TRT-100",), predicates=("P8", "P13"))
 def forced_counter_moves_once(step: StepCase, check: Check) -> None:
     """The counter of forced acceptance moves on by one in each forward that draws from the pool, and never back.
 

@@ -21,6 +21,7 @@ def _matcher(tokens: list[int]) -> list[int]:
     "matchers-follow-tokens",
     reads=(_ROWS, _HELD, "emitted", "input_ids", "new_tokens", "next_draft_tokens"),
     museum=("TRT-130",),
+    predicates=("P8", "P10"),
 )
 def matchers_follow_tokens(step: StepCase, check: Check) -> None:
     """The matcher of a request has read what it has emitted but for the last token, and in between no more than is fed.
@@ -46,7 +47,7 @@ def matchers_follow_tokens(step: StepCase, check: Check) -> None:
         check.equal(ledger, _HELD, held, ledger.seen[_HELD], "all that is emitted but the last token")
 
 
-@invariant("matchers-equal-reference", reads=(_ROWS, _HELD), museum=("TRT-130",), kind=REFERENCE)
+@invariant("matchers-equal-reference", reads=(_ROWS, _HELD), museum=("TRT-130",), kind=REFERENCE, predicates=("P8",))
 def matchers_equal_reference(step: StepCase, check: Check) -> None:
     """What each matcher has read is the reference's, at every sub-step that shows them."""
     for moment in step.moments:

@@ -15,7 +15,12 @@ KEPT: Final = ("mtp_past_tokens", "mtp_past_hidden_states", "automaton")
 """Fields of ``updated``, each for the workers that keep it."""
 
 
-@invariant("pools-match-history", reads=("mtp_past_tokens", "mtp_past_hidden_states", "target_kv"), museum=("TRT-24",))
+@invariant(
+    "pools-match-history",
+    reads=("mtp_past_tokens", "mtp_past_hidden_states", "target_kv"),
+    museum=("TRT-24",),
+    predicates=("P10",),
+)
 def pools_match_history(step: StepCase, check: Check) -> None:
     """After each step vanilla MTP keeps, of each request, the last Kmax cached tokens and their hidden states.
 
@@ -46,7 +51,7 @@ def _text(step: StepCase, request: int, emitted: list[int]) -> list[int]:
     return [*prompt(step.config.seed, step.case.requests[request]), *emitted]
 
 
-@invariant("layers-look-ahead", reads=("draft_layers_kv", "emitted", "next_draft_tokens"))
+@invariant("layers-look-ahead", reads=("draft_layers_kv", "emitted", "next_draft_tokens"), predicates=("P10",))
 def layers_look_ahead(step: StepCase, check: Check) -> None:
     """In the cache of MTP layer ``i`` each slot ``n`` that is filled holds its position and the token of ``n + 1 + i``.
 
@@ -75,7 +80,7 @@ def _looking(slots: list[int], tokens: list[int]) -> list[int]:
     return filled + slots[len(filled) :]
 
 
-@invariant("automaton-holds-text", reads=("automaton", "emitted"), museum=("TRT-70", "TRT-110"))
+@invariant("automaton-holds-text", reads=("automaton", "emitted"), museum=("TRT-70", "TRT-110"), predicates=("P10",))
 def automaton_holds_text(step: StepCase, check: Check) -> None:
     """After each step the suffix automaton of a request holds its whole prompt and what it has emitted, no more.
 
@@ -92,7 +97,9 @@ def automaton_holds_text(step: StepCase, check: Check) -> None:
     check.equal(moment, "automaton", expected, moment.seen["automaton"], "prompt and output")
 
 
-@invariant("history-equals-reference", reads=KEPT, museum=("TRT-24", "TRT-70", "TRT-110"), kind=REFERENCE)
+@invariant(
+    "history-equals-reference", reads=KEPT, museum=("TRT-24", "TRT-70", "TRT-110"), kind=REFERENCE, predicates=("P10",)
+)
 def history_equals_reference(step: StepCase, check: Check) -> None:
     """What a drafter keeps of each request is the reference's, and it keeps nothing of any other."""
     if step.updated is not None and step.active:

@@ -42,6 +42,7 @@ _TABLES: Final = (
     "kv-ledger-balanced",
     reads=(*_LEDGER, "py_rewind_len"),
     museum=("TRT-35", "TRT-39", "TRT-40", "TRT-41", "TRT-47", "TRT-60", "TRT-66", "TRT-68", "TRT-69", "SGL-01"),
+    predicates=("P9", "P11"),
 )
 def kv_ledger_balanced(step: StepCase, check: Check) -> None:
     """Every token and page of a pool is accounted for: granted, rewound, owned by one request, or free.
@@ -101,6 +102,7 @@ def _tokens(step: StepCase, rewinds: dict[int, int], field: str) -> dict[int, in
     "tables-name-owned-pages",
     reads=_TABLES,
     museum=("TRT-42", "TRT-62", "TRT-65", "TRT-69", "TRT-90", "TRT-91", "VLL-07", "SGL-04"),
+    predicates=("P7", "P9"),
 )
 def tables_name_owned_pages(step: StepCase, check: Check) -> None:
     """The block table of a row names the pages of its request, in order, for every token granted, and no other's.
@@ -162,6 +164,7 @@ def _owned_before(step: StepCase, field: str) -> dict[int | None, list[int]]:
     "target-cache-holds-the-text",
     reads=("target_kv", "emitted"),
     museum=("TRT-35", "TRT-66", "VLL-07", "VLL-22"),
+    predicates=("P9",),
 )
 def target_cache_holds_the_text(step: StepCase, check: Check) -> None:
     """Slot n of the target's cache holds token n of prompt and output, at position n.
@@ -185,6 +188,7 @@ def target_cache_holds_the_text(step: StepCase, check: Check) -> None:
     reads=_COUNTED,
     museum=("TRT-35", "TRT-36", "TRT-39", "TRT-60", "TRT-66", "TRT-68", "SGL-01"),
     kind=REFERENCE,
+    predicates=("P9",),
 )
 def kv_ledger_equals_reference(step: StepCase, check: Check) -> None:
     """After each step, and after a failure that was handled, tokens held and pages free are the reference's."""
@@ -197,6 +201,7 @@ def kv_ledger_equals_reference(step: StepCase, check: Check) -> None:
     reads=CONTENT,
     museum=("TRT-12", "TRT-62", "TRT-66", "TRT-70", "TRT-94", "VLL-07", "VLL-22", "SGL-11"),
     kind=REFERENCE,
+    predicates=("P9", "P14"),
 )
 def kv_content_equals_reference(step: StepCase, check: Check) -> None:
     """Each slot of every cache, target's and drafter's, holds its own position and token, up to what is committed."""

@@ -127,6 +127,7 @@ class TreeCourse(Course):
     "kv-lens-balanced",
     reads=("kv_lens_cuda", "num_accepted_tokens", "new_tokens_lens", "_saved_tensors"),
     museum=("TRT-01", "TRT-04", "TRT-37", "VLL-23"),
+    predicates=("P3", "P4", "P5"),
 )
 def kv_lens_balanced(step: StepCase, check: Check) -> None:
     """Every forward moves ``kv_lens_cuda`` along its drafter's course, by the counts that it accepted itself.
@@ -188,6 +189,7 @@ def _kv(check: Check, moment: Moment | None, expected: list[int], why: str) -> N
     "warmup-fixed-point",
     reads=("kv_lens_cuda", *LAYOUT, "use_spec_decoding", "_saved_tensors"),
     museum=("TRT-04", "TRT-03", "TRT-40"),
+    predicates=("P13",),
 )
 def warmup_fixed_point(step: StepCase, check: Check) -> None:
     """Each forward on one preparation finds the state that ``prepare`` left, however many ran before it.
@@ -205,6 +207,7 @@ def warmup_fixed_point(step: StepCase, check: Check) -> None:
     "host-kv-lens-consistent",
     reads=("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens", "num_contexts"),
     museum=("TRT-32", "TRT-33", "TRT-41"),
+    predicates=("P7",),
 )
 def host_kv_lens_consistent(step: StepCase, check: Check) -> None:
     """What ``prepare`` tells the kernels is the device's lengths; only the capacity lengths hold the extra tokens.
@@ -234,6 +237,7 @@ def host_kv_lens_consistent(step: StepCase, check: Check) -> None:
     "draft-position-is-kv-minus-one",
     reads=("position_ids", "kv_lens_cuda", "_seq_lens", OFFSETS),
     museum=("TRT-04", "TRT-30", "TRT-37", "TRT-45", "VLL-23"),
+    predicates=("P3",),
 )
 def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
     """In every forward the positions of a row run up to its KV length: the last one is ``kv_lens_cuda - 1``.
@@ -264,6 +268,7 @@ def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
     "kv-lens-within-pages",
     reads=("kv_lens_cuda", "kv_cache_block_offsets", "draft_kv_cache_block_offsets"),
     museum=("TRT-04", "TRT-13", "TRT-34", "TRT-39", "TRT-42", "TRT-68", "VLL-07", "VLL-08"),
+    predicates=("P9",),
 )
 def kv_lens_within_pages(step: StepCase, check: Check) -> None:
     """No forward, target's or drafter's, reaches past the pages that its row was granted in the pool that it reads."""
@@ -285,6 +290,7 @@ def kv_lens_within_pages(step: StepCase, check: Check) -> None:
     reads=_LENGTHS,
     museum=("TRT-02", "TRT-04", "TRT-32", "TRT-37", "VLL-23"),
     kind=REFERENCE,
+    predicates=("P3", "P4", "P5"),
 )
 def kv_lens_equals_reference(step: StepCase, check: Check) -> None:
     """At every sub-step of a forward the KV lengths, host's and device's, and a drafter's own are the reference's.

@@ -46,7 +46,7 @@ _SHARED: Final = frozenset(
 """What the metadata of a graph has in common with the one that it was copied from."""
 
 
-@invariant("forward-not-overridden", reads=(), museum=("TRT-01",))
+@invariant("forward-not-overridden", reads=(), museum=("TRT-01",), predicates=("P2",))
 def forward_not_overridden(step: StepCase, check: Check) -> None:
     """No worker class replaces ``forward``, whose template method cleans up: it is SpecWorkerBase's own.
 
@@ -103,7 +103,7 @@ def fault_surfaces(step: StepCase, check: Check) -> None:
         check.that(actual.injected, step.failed, "exception", str(fault), name, f"{fault} surfaced as {name}")
 
 
-@invariant("saved-state-empty", reads=("_saved_tensors",), museum=("TRT-01",))
+@invariant("saved-state-empty", reads=("_saved_tensors",), museum=("TRT-01",), predicates=("P2",))
 def saved_state_empty(step: StepCase, check: Check) -> None:
     """Outside the worker's forward nothing is saved: a leaked entry makes every later forward fail.
 
@@ -114,7 +114,14 @@ def saved_state_empty(step: StepCase, check: Check) -> None:
             check.equal(moment, "_saved_tensors", [], moment.seen["_saved_tensors"], "nothing may stay saved")
 
 
-@invariant("saved-fields", reads=("_saved_tensors",), museum=("TRT-01", "TRT-06"), kind=REFERENCE, trait="draft_model")
+@invariant(
+    "saved-fields",
+    reads=("_saved_tensors",),
+    museum=("TRT-01", "TRT-06"),
+    kind=REFERENCE,
+    trait="draft_model",
+    predicates=("P2",),
+)
 def saved_fields(step: StepCase, check: Check) -> None:
     """While drafting, the originals of exactly the fields that this worker edits are saved, in upstream's order."""
     for run in step.runs:
@@ -123,7 +130,7 @@ def saved_fields(step: StepCase, check: Check) -> None:
                 check.said(moment, ("_saved_tensors",))
 
 
-@invariant("restored-identity", reads=("identity",), museum=("TRT-01", "TRT-09", "TRT-87"))
+@invariant("restored-identity", reads=("identity",), museum=("TRT-01", "TRT-09", "TRT-87"), predicates=("P2",))
 def restored_identity(step: StepCase, check: Check) -> None:
     """After a forward, success or failure, each field refers to the tensor object that it referred to before.
 
@@ -141,7 +148,9 @@ def restored_identity(step: StepCase, check: Check) -> None:
             check.equal(moment, "identity", expected, actual, "the object of prepared must be back")
 
 
-@invariant("restored-layout", reads=LAYOUT, museum=("TRT-01", "TRT-03", "TRT-06", "TRT-93", "TRT-120"))
+@invariant(
+    "restored-layout", reads=LAYOUT, museum=("TRT-01", "TRT-03", "TRT-06", "TRT-93", "TRT-120"), predicates=("P1", "P2")
+)
 def restored_layout(step: StepCase, check: Check) -> None:
     """After a forward, success or failure, the batch layout is what it was before it, counters included.
 
@@ -155,7 +164,7 @@ def restored_layout(step: StepCase, check: Check) -> None:
             check.kept(moment, before, LAYOUT)
 
 
-@invariant("substeps-in-order", reads=(), museum=("TRT-70", "VLL-22"), kind=REFERENCE)
+@invariant("substeps-in-order", reads=(), museum=("TRT-70", "VLL-22"), kind=REFERENCE, predicates=("P3", "P4"))
 def substeps_in_order(step: StepCase, check: Check) -> None:
     """A step that succeeds passes every sub-step once and in order: K draft calls, or one that makes all drafts.
 
@@ -174,7 +183,9 @@ def _path(keys: list[tuple[str, int]]) -> str:
     return " ".join(f"{name}#{run}" if run else name for name, run in keys)
 
 
-@invariant("graph-buffers-stable", reads=("identity",), museum=("TRT-09", "TRT-110", "VLL-12", "SGL-10"))
+@invariant(
+    "graph-buffers-stable", reads=("identity",), museum=("TRT-09", "TRT-110", "VLL-12", "SGL-10"), predicates=("P13",)
+)
 def graph_buffers_stable(step: StepCase, check: Check) -> None:
     """A replayed graph finds the device tensors that it was captured with: the very objects, not equal ones."""
     captured = step.captured
@@ -189,7 +200,7 @@ def graph_buffers_stable(step: StepCase, check: Check) -> None:
                 check.equal(now.entered, "identity", expected, actual, "the graph reads the tensor of its capture")
 
 
-@invariant("graph-buffers-apart", reads=("identity",), museum=("TRT-09", "VLL-11"))
+@invariant("graph-buffers-apart", reads=("identity",), museum=("TRT-09", "VLL-11"), predicates=("P13",))
 def graph_buffers_apart(step: StepCase, check: Check) -> None:
     """A captured graph and a step that Python runs have device tensors of their own; graphs may share theirs.
 
@@ -211,7 +222,9 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
         check.that(not shared, step.prepared, "identity", [], shared, message)
 
 
-@invariant("graph-copies-share-no-state", reads=("shared_with_eager",), museum=("TRT-09", "VLL-11"))
+@invariant(
+    "graph-copies-share-no-state", reads=("shared_with_eager",), museum=("TRT-09", "VLL-11"), predicates=("P13",)
+)
 def graph_copies_share_no_state(step: StepCase, check: Check) -> None:
     """The metadata of a graph shares settings, KV-cache managers and masks with its original, and nothing else.
 

@@ -72,6 +72,7 @@ greedy = lru_cache(maxsize=1024)(Greedy)
     "output-lossless",
     reads=("emitted",),
     museum=("TRT-24", "TRT-30", "TRT-57", "TRT-85", "TRT-88", "VLL-03", "VLL-12", "VLL-20"),
+    predicates=("P14",),
 )
 def output_lossless(step: StepCase, check: Check) -> None:
     """Greedy output with speculation equals greedy output without it, token for token.
@@ -94,6 +95,7 @@ def output_lossless(step: StepCase, check: Check) -> None:
     "emitted-follows-acceptance",
     reads=("emitted", "new_tokens"),
     museum=("TRT-35", "TRT-73", "VLL-04", "VLL-05"),
+    predicates=("P8", "P10"),
 )
 def emitted_follows_acceptance(step: StepCase, check: Check) -> None:
     """Each request emits the new tokens of its own row, once; a prompt that is not over emits nothing."""

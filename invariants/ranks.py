@@ -24,6 +24,7 @@ _ANNOUNCED: Final = ("spec_all_rank_num_tokens", "all_rank_num_seqs", "all_rank_
     "rank-counts-follow-batches",
     reads=("all_rank_num_tokens", "num_tokens", "spec_num_tokens", *_ANNOUNCED),
     museum=("TRT-78", "TRT-83", "VLL-10"),
+    predicates=("P12",),
 )
 def rank_counts_follow_batches(step: StepCase, check: Check) -> None:
     """Each rank is told how many tokens, sequences and generations every rank runs, dummies included.
@@ -63,6 +64,7 @@ def _check_announced(moment: Moment, ranks: Sequence[Peer], mine: int, check: Ch
     "draft-calls-go-by-their-own-counts",
     reads=("draft_all_rank_num_tokens", "_seq_lens", "spec_all_rank_num_tokens"),
     museum=("SGL-12",),
+    predicates=("P12",),
 )
 def draft_calls_go_by_their_own_counts(step: StepCase, check: Check) -> None:
     """The first call of a draft model goes by what was announced, a later one by what it feeds for each sequence.
@@ -91,6 +93,7 @@ def draft_calls_go_by_their_own_counts(step: StepCase, check: Check) -> None:
     reads=("draft_all_rank_num_tokens", "all_rank_num_tokens", "spec_num_tokens", *_ANNOUNCED),
     museum=("TRT-78", "SGL-12"),
     kind=REFERENCE,
+    predicates=("P12",),
 )
 def rank_counts_equal_reference(step: StepCase, check: Check) -> None:
     """What is announced, what the metadata shows and what a draft call is given are the reference's."""
@@ -108,6 +111,7 @@ def rank_counts_equal_reference(step: StepCase, check: Check) -> None:
     reads=("collectives",),
     museum=("TRT-78", "TRT-81", "TRT-82", "VLL-19"),
     kind=REFERENCE,
+    predicates=("P12",),
 )
 def collectives_equal_reference(step: StepCase, check: Check) -> None:
     """A rank runs each collective of a step once, in order, with what every rank brings to it."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from invariants.predicates import PREDICATES
 from scenarios import Scenario, UsageError, closest
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Invariant:
     museum     entries of the bug museum that it would have caught
     kind       ``PREDICATE``, ``REFERENCE`` or ``RELATION``
     trait      flag of ``WorkerTraits`` without which a worker never reaches it, "" if there is none
+    predicates which of ``PREDICATES`` it holds; none for a statement about the run, not about the engine's state
     """
 
     slug: str
@@ -45,6 +47,7 @@ class Invariant:
     museum: tuple[str, ...]
     kind: str
     trait: str
+    predicates: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ def _register(invariant: Invariant) -> None:
         raise ValueError(f"invariants: {invariant.slug} is registered twice; give each its own slug")
     if not invariant.statement:
         raise ValueError(f"invariants: {invariant.slug} states nothing; give its function a docstring")
+    for predicate in invariant.predicates:
+        if predicate not in PREDICATES:
+            raise ValueError(f"invariants: {invariant.slug} holds {predicate!r}; write one of {', '.join(PREDICATES)}")
     _REGISTER[invariant.slug] = invariant
 
 
@@ -98,7 +104,13 @@ MakeTwin = Callable[[Scenario], "Twin | None"]
 
 
 def invariant(
-    slug: str, *, reads: Iterable[str], museum: Iterable[str] = (), kind: str = PREDICATE, trait: str = ""
+    slug: str,
+    *,
+    reads: Iterable[str],
+    museum: Iterable[str] = (),
+    kind: str = PREDICATE,
+    trait: str = "",
+    predicates: Iterable[str] = (),
 ) -> Callable[[Ask], Ask]:
     """Register the decorated function; the first paragraph of its docstring is the statement.
 
@@ -106,19 +118,21 @@ def invariant(
     """
 
     def register(ask: Ask) -> Ask:
-        _register(Predicate(slug, _statement(ask), tuple(reads), tuple(museum), kind, trait, ask))
+        _register(Predicate(slug, _statement(ask), tuple(reads), tuple(museum), kind, trait, tuple(predicates), ask))
         return ask
 
     return register
 
 
 def relation(
-    slug: str, *, reads: Iterable[str], museum: Iterable[str] = (), trait: str = ""
+    slug: str, *, reads: Iterable[str], museum: Iterable[str] = (), trait: str = "", predicates: Iterable[str] = ()
 ) -> Callable[[MakeTwin], MakeTwin]:
     """Register the decorated function, which makes the twin of a scenario."""
 
     def register(twin: MakeTwin) -> MakeTwin:
-        _register(Relation(slug, _statement(twin), tuple(reads), tuple(museum), RELATION, trait, twin))
+        _register(
+            Relation(slug, _statement(twin), tuple(reads), tuple(museum), RELATION, trait, tuple(predicates), twin)
+        )
         return twin
 
     return register

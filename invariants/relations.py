@@ -40,7 +40,12 @@ _RESULTS: Final = ("emitted", *_MANAGERS, "draft_tree", "matchers", "relaxed_del
 _SEEN: Final = tuple(field for field in FIELDS if field not in _OBJECTS)
 
 
-@relation("next-step-equals-never-failed-twin", reads=_SEEN, museum=("TRT-01", "TRT-02", "TRT-03", "TRT-06"))
+@relation(
+    "next-step-equals-never-failed-twin",
+    reads=_SEEN,
+    museum=("TRT-01", "TRT-02", "TRT-03", "TRT-06"),
+    predicates=("P2",),
+)
 def next_step_equals_never_failed_twin(scenario: Scenario) -> Twin | None:
     """After a failure that is tolerated, each step is as if the failing one had never been.
 
@@ -51,14 +56,19 @@ def next_step_equals_never_failed_twin(scenario: Scenario) -> Twin | None:
     return Twin(*edited, ignore=_OBJECTS) if edited else None
 
 
-@relation("replay-equals-eager", reads=_SEEN, museum=("TRT-85", "TRT-87", "TRT-88", "VLL-11", "VLL-12", "SGL-07"))
+@relation(
+    "replay-equals-eager",
+    reads=_SEEN,
+    museum=("TRT-85", "TRT-87", "TRT-88", "VLL-11", "VLL-12", "SGL-07"),
+    predicates=("P13",),
+)
 def replay_equals_eager(scenario: Scenario) -> Twin | None:
     """Replaying a graph does what running the step by Python does."""
     edited = twins.eager(scenario) if twins.fault_free(scenario) else None
     return Twin(*edited, ignore=_OBJECTS | _DECIDED | _OF_PYTHON) if edited else None
 
 
-@relation("startup-leaves-no-trace", reads=_SEEN, museum=("TRT-03", "TRT-04", "TRT-07", "TRT-52"))
+@relation("startup-leaves-no-trace", reads=_SEEN, museum=("TRT-03", "TRT-04", "TRT-07", "TRT-52"), predicates=("P13",))
 def startup_leaves_no_trace(scenario: Scenario) -> Twin | None:
     """General warm-up, and capture of a graph that is not replayed, change nothing in what comes after."""
     if not twins.repeatable(scenario):
@@ -71,7 +81,12 @@ def startup_leaves_no_trace(scenario: Scenario) -> Twin | None:
     return Twin(*edited, ignore=_OBJECTS)
 
 
-@relation("batch-equals-requests-alone", reads=_RESULTS, museum=("TRT-12", "TRT-24", "TRT-37", "VLL-03", "SGL-06"))
+@relation(
+    "batch-equals-requests-alone",
+    reads=_RESULTS,
+    museum=("TRT-12", "TRT-24", "TRT-37", "VLL-03", "SGL-06"),
+    predicates=("P10",),
+)
 def batch_equals_requests_alone(scenario: Scenario) -> Twin | None:
     """A batch gives each of its requests what it gets when it is served alone: text, caches and tokens held."""
     edited = twins.served_alone(scenario) if twins.repeatable(scenario) else None
@@ -82,6 +97,7 @@ def batch_equals_requests_alone(scenario: Scenario) -> Twin | None:
     "row-order-does-not-matter",
     reads=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens"),
     museum=("TRT-12", "TRT-24", "TRT-25", "TRT-27", "VLL-15"),
+    predicates=("P10",),
 )
 def row_order_does_not_matter(scenario: Scenario) -> Twin | None:
     """Reversing the order of contexts and of generations in every batch changes nothing for any request."""
@@ -89,7 +105,13 @@ def row_order_does_not_matter(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
 
 
-@relation("chunked-equals-one-shot", reads=("emitted", *_STATE), museum=("TRT-94",), trait="chunked_prefill")
+@relation(
+    "chunked-equals-one-shot",
+    reads=("emitted", *_STATE),
+    museum=("TRT-94",),
+    trait="chunked_prefill",
+    predicates=("P14",),
+)
 def chunked_equals_one_shot(scenario: Scenario) -> Twin | None:
     """A prompt computed in chunks leaves the text and both caches as if it had been computed at once."""
     edited = twins.one_shot(scenario) if twins.repeatable(scenario) else None
@@ -100,6 +122,7 @@ def chunked_equals_one_shot(scenario: Scenario) -> Twin | None:
     "cache-layout-does-not-matter",
     reads=(*_RESULTS, "py_num_accepted_draft_tokens"),
     museum=("TRT-62", "TRT-64", "TRT-65", "VLL-08"),
+    predicates=("P7", "P14"),
 )
 def cache_layout_does_not_matter(scenario: Scenario) -> Twin | None:
     """Caches of their own, another version of the managers, pages that move: all is as with one manager, V1, in place.
@@ -110,7 +133,12 @@ def cache_layout_does_not_matter(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=(*_RESULTS, "py_num_accepted_draft_tokens")) if edited else None
 
 
-@relation("ranks-run-the-same-collectives", reads=("collectives",), museum=("TRT-81", "TRT-82", "TRT-83", "VLL-19"))
+@relation(
+    "ranks-run-the-same-collectives",
+    reads=("collectives",),
+    museum=("TRT-81", "TRT-82", "TRT-83", "VLL-19"),
+    predicates=("P12",),
+)
 def ranks_run_the_same_collectives(scenario: Scenario) -> Twin | None:
     """The next rank runs the same collectives in each step, with the same counts: else all of them wait for ever.
 
@@ -120,7 +148,9 @@ def ranks_run_the_same_collectives(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=("collectives",)) if edited else None
 
 
-@relation("other-ranks-do-not-matter", reads=_RESULTS, museum=("TRT-80", "TRT-121", "VLL-10"))
+@relation(
+    "other-ranks-do-not-matter", reads=_RESULTS, museum=("TRT-80", "TRT-121", "VLL-10"), predicates=("P11", "P12")
+)
 def other_ranks_do_not_matter(scenario: Scenario) -> Twin | None:
     """What other ranks run changes nothing for a request: text, caches and tokens held are those of a single rank."""
     edited = rank_twins.single_rank(scenario) if twins.repeatable(scenario) else None

@@ -9,7 +9,12 @@ from invariants.registry import invariant
 _DELTA, _LEFT = "relaxed_delta", "relaxed_delta_left"
 
 
-@invariant("relaxed-delta-belongs-to-thinking", reads=(_DELTA, _LEFT, "emitted"), museum=("TRT-131",))
+@invariant(
+    "relaxed-delta-belongs-to-thinking",
+    reads=(_DELTA, _LEFT, "emitted"),
+    museum=("TRT-131",),
+    predicates=("P10", "P11"),
+)
 def relaxed_delta_belongs_to_thinking(step: StepCase, check: Check) -> None:
     """A request that thinks has the configured delta from its last chunk on, any other none; no free slot has one.
 

@@ -27,6 +27,7 @@ def prompt(seed: int, request: Request) -> tuple[int, ...]:
     reads=(*LAYOUT, "prompt_lens_cpu", "prompt_lens_cuda", "runtime_draft_len", "runtime_tokens_per_gen_step"),
     museum=("TRT-03", "TRT-06", "TRT-23", "TRT-75", "VLL-02"),
     kind=REFERENCE,
+    predicates=("P1", "P3"),
 )
 def layout_equals_reference(step: StepCase, check: Check) -> None:
     """At every sub-step of a forward the batch layout is the reference's: lengths, counts, types, draft length."""
@@ -44,6 +45,7 @@ def layout_equals_reference(step: StepCase, check: Check) -> None:
     reads=("use_spec_decoding",),
     museum=("TRT-06", "TRT-73"),
     kind=REFERENCE,
+    predicates=("P2", "P5"),
 )
 def speculation_flag_equals_reference(step: StepCase, check: Check) -> None:
     """``use_spec_decoding`` is off in the later draft calls of a linear drafter and on everywhere else.
@@ -56,7 +58,12 @@ def speculation_flag_equals_reference(step: StepCase, check: Check) -> None:
             check.said(moment, ("use_spec_decoding",))
 
 
-@invariant("gather-ids-match-layout", reads=("gather_ids", "_seq_lens"), museum=("TRT-26", "VLL-18", "SGL-12"))
+@invariant(
+    "gather-ids-match-layout",
+    reads=("gather_ids", "_seq_lens"),
+    museum=("TRT-26", "VLL-18", "SGL-12"),
+    predicates=("P10",),
+)
 def gather_ids_match_layout(step: StepCase, check: Check) -> None:
     """Logits are taken at the last row of each context and at every row of each generation."""
     moment = step.prepared
@@ -73,6 +80,7 @@ def gather_ids_match_layout(step: StepCase, check: Check) -> None:
     "rows-belong-to-requests",
     reads=("request_ids", "input_ids", "draft_tokens", "emitted"),
     museum=("TRT-24", "TRT-25", "TRT-29", "VLL-03", "SGL-06"),
+    predicates=("P10",),
 )
 def rows_belong_to_requests(step: StepCase, check: Check) -> None:
     """Each row feeds its own request's tokens: its next prompt tokens, or its last emitted token and its drafts.
@@ -124,6 +132,7 @@ def _last_token(row: Row) -> int | None:
     "drafts-carried-over",
     reads=("draft_tokens", "next_draft_tokens"),
     museum=("TRT-24", "TRT-73", "TRT-75", "VLL-04", "VLL-06"),
+    predicates=("P8", "P10"),
 )
 def drafts_carried_over(step: StepCase, check: Check) -> None:
     """A generation verifies the drafts that its own last step made, cut or padded to the step's draft length."""
@@ -162,6 +171,7 @@ def _drafts_made(row: Row) -> list[int] | None:
     ),
     museum=("TRT-21", "TRT-24", "TRT-26", "TRT-45", "TRT-94", "TRT-110", "VLL-02"),
     kind=REFERENCE,
+    predicates=("P10",),
 )
 def inputs_equal_reference(step: StepCase, check: Check) -> None:
     """The inputs of the target forward and of each draft call are the reference's, row for row."""

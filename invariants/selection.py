@@ -32,7 +32,7 @@ def _skipped(moment: Moment) -> Iterator[tuple[int, int, bool]]:
             yield query, kv, seen[_FLAGS[row >= seen["num_contexts"]]]
 
 
-@invariant("skipped-rows-fit-the-selection", reads=_LAYOUT, museum=("TRT-99",))
+@invariant("skipped-rows-fit-the-selection", reads=_LAYOUT, museum=("TRT-99",), predicates=("P7",))
 def skipped_rows_fit_the_selection(step: StepCase, check: Check) -> None:
     """No forward skips the indexer for a row that has more tokens than are selected.
 
@@ -46,7 +46,7 @@ def skipped_rows_fit_the_selection(step: StepCase, check: Check) -> None:
                 check.that(kv <= topk, moment, "kv_lens_cuda", f"at most {topk}", kv, message)
 
 
-@invariant("skipped-rows-see-all-of-theirs", reads=(_DENSE, *_LAYOUT), museum=("TRT-99", "TRT-16"))
+@invariant("skipped-rows-see-all-of-theirs", reads=(_DENSE, *_LAYOUT), museum=("TRT-99", "TRT-16"), predicates=("P7",))
 def skipped_rows_see_all_of_theirs(step: StepCase, check: Check) -> None:
     """In every forward a token whose indexer is skipped selects everything up to its own place, and no other does."""
     for moment in forwards(step):
@@ -64,6 +64,7 @@ def skipped_rows_see_all_of_theirs(step: StepCase, check: Check) -> None:
     "expanded-rows-follow-their-generation",
     reads=(*_EXPANDED, "kv_cache_block_offsets", "draft_kv_cache_block_offsets", "kv_lens_cuda", "num_contexts"),
     museum=("TRT-16", "TRT-19", "TRT-63"),
+    predicates=("P7",),
 )
 def expanded_rows_follow_their_generation(step: StepCase, check: Check) -> None:
     """Where each token of a generation is a row of its own, every such row has its generation's length and pages.
@@ -90,7 +91,7 @@ def expanded_rows_follow_their_generation(step: StepCase, check: Check) -> None:
             check.equal(moment, pages, expected_pages, seen[pages], f"so says {source}")
 
 
-@invariant("context-windows-end-at-their-token", reads=_PREFILL, museum=("TRT-17",))
+@invariant("context-windows-end-at-their-token", reads=_PREFILL, museum=("TRT-17",), predicates=("P7",))
 def context_windows_end_at_their_token(step: StepCase, check: Check) -> None:
     """The keys of contexts lie one request after the other, cached ones included; a token sees those up to its own.
 
@@ -119,6 +120,7 @@ def context_windows_end_at_their_token(step: StepCase, check: Check) -> None:
     reads=(*_FLAGS, _DENSE, _EXPANDED[0], *_PREFILL),
     museum=("TRT-99", "TRT-16", "TRT-17"),
     kind=REFERENCE,
+    predicates=("P7",),
 )
 def selection_equals_reference(step: StepCase, check: Check) -> None:
     """In every forward flags, dense rows, expanded lengths and windows of a sparse backend are the reference's."""

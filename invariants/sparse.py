@@ -39,7 +39,9 @@ def forwards(step: StepCase) -> Iterator[Moment]:
         yield from run.drafts.values()
 
 
-@invariant("req-idx-matches-layout", reads=("req_idx_per_token", "_seq_lens"), museum=("TRT-12", "TRT-13"))
+@invariant(
+    "req-idx-matches-layout", reads=("req_idx_per_token", "_seq_lens"), museum=("TRT-12", "TRT-13"), predicates=("P7",)
+)
 def req_idx_matches_layout(step: StepCase, check: Check) -> None:
     """Every forward finds each token mapped to its own row: ``req_idx_per_token`` repeats row r ``_seq_lens[r]`` times.
 
@@ -57,6 +59,7 @@ def req_idx_matches_layout(step: StepCase, check: Check) -> None:
     "slots-in-own-pages",
     reads=("slot_owners", "scale_owners", "slot_mapping_fp8", *_LENS),
     museum=("TRT-12", "TRT-13", "TRT-63", "VLL-07"),
+    predicates=("P7",),
 )
 def slots_in_own_pages(step: StepCase, check: Check) -> None:
     """In every forward each token's key goes to its own row and KV index, ``kv - query + j``, and no two share a slot.
@@ -82,6 +85,7 @@ def slots_in_own_pages(step: StepCase, check: Check) -> None:
     "gen-indptr-consistent",
     reads=("gen_kv_indptr", "gen_cached_token_indptr", "num_contexts", *_LENS),
     museum=("TRT-17", "TRT-16"),
+    predicates=("P7",),
 )
 def gen_indptr_consistent(step: StepCase, check: Check) -> None:
     """In every forward the generations' prefix sums are those of ``kv_lens_cuda`` and of what was cached before it."""
@@ -102,6 +106,7 @@ def gen_indptr_consistent(step: StepCase, check: Check) -> None:
     "gen-kv-lens-in-every-column",
     reads=("kv_lens_cuda_2d", "kv_lens_cuda", "num_contexts"),
     museum=("TRT-16", "TRT-19"),
+    predicates=("P7",),
 )
 def gen_kv_lens_in_every_column(step: StepCase, check: Check) -> None:
     """In every forward ``kv_lens_cuda_2d`` holds each generation's KV length in all of its ``1 + Kmax`` columns."""
@@ -117,6 +122,7 @@ def gen_kv_lens_in_every_column(step: StepCase, check: Check) -> None:
     "sparse-tables-name-owned-pages",
     reads=(*_TABLES, "kv_cache_block_offsets", "draft_kv_cache_block_offsets", "kv_lens_cuda"),
     museum=("TRT-63", "TRT-62", "VLL-07", "VLL-08"),
+    predicates=("P7",),
 )
 def sparse_tables_name_owned_pages(step: StepCase, check: Check) -> None:
     """The tables of indexer and selection name each row's own pages, in order, for its whole length.
@@ -139,7 +145,12 @@ def sparse_tables_name_owned_pages(step: StepCase, check: Check) -> None:
                 check.equal(moment, field, expected, moment.seen[field], f"so says {source}")
 
 
-@invariant("indexer-keys-equal-cache", reads=tuple(f for pair in _INDEXED for f in pair), museum=("TRT-63",))
+@invariant(
+    "indexer-keys-equal-cache",
+    reads=tuple(f for pair in _INDEXED for f in pair),
+    museum=("TRT-63",),
+    predicates=("P7",),
+)
 def indexer_keys_equal_cache(step: StepCase, check: Check) -> None:
     """After each step the indexer's cache holds the same tokens as the main one, target's and drafter's alike."""
     moment = step.updated
@@ -155,6 +166,7 @@ def indexer_keys_equal_cache(step: StepCase, check: Check) -> None:
     reads=_OF_FORWARD,
     museum=("TRT-12", "TRT-13", "TRT-16", "TRT-17"),
     kind=REFERENCE,
+    predicates=("P7",),
 )
 def sparse_maps_equal_reference(step: StepCase, check: Check) -> None:
     """In every forward the sparse backend's maps, slots, prefix sums and lengths are the reference's."""

@@ -12,6 +12,7 @@ from invariants.registry import REFERENCE, invariant
     reads=("spec_num_tokens", "num_capture_tokens"),
     museum=("TRT-102",),
     kind=REFERENCE,
+    predicates=("P1",),
 )
 def spec_counts_equal_reference(step: StepCase, check: Check) -> None:
     """How many tokens are captured, and how many the worker's metadata class counts, follows from this batch alone.
@@ -37,7 +38,7 @@ def _slots(step: StepCase) -> dict[int, int]:
     return found
 
 
-@invariant("slots-belong-to-requests", reads=("spec_slots", "slot_ids"), museum=("TRT-56",))
+@invariant("slots-belong-to-requests", reads=("spec_slots", "slot_ids"), museum=("TRT-56",), predicates=("P10", "P11"))
 def slots_belong_to_requests(step: StepCase, check: Check) -> None:
     """A request has a slot of its own from its first chunk to its end, the same one, and nothing else has any.
 

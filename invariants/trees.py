@@ -39,6 +39,7 @@ def _forwards(step: StepCase) -> Iterator[Moment]:
     reads=(*MASKS, "_seq_lens", "num_contexts"),
     museum=("TRT-29", "TRT-75", "TRT-01"),
     trait="tree",
+    predicates=("P5",),
 )
 def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
     """At every sub-step mask, offsets and lengths have as many nodes per row as the row has queries.
@@ -59,7 +60,7 @@ def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
                 check.equal(moment, field, widths, [len(nodes) for nodes in seen[field]], why)
 
 
-@invariant("chain-masks-are-causal", reads=MASKS, museum=("TRT-06", "TRT-29"))
+@invariant("chain-masks-are-causal", reads=MASKS, museum=("TRT-06", "TRT-29"), predicates=("P7",))
 def chain_masks_are_causal(step: StepCase, check: Check) -> None:
     """In a chain each token sees those before it and itself: drafts of one, or a path that was accepted from a tree.
 
@@ -80,7 +81,7 @@ def chain_masks_are_causal(step: StepCase, check: Check) -> None:
                     check.equal(moment, field, expected, moment.seen[field], f"the chains have {widths} tokens")
 
 
-@invariant("tree-masks-put-back", reads=MASKS, museum=("TRT-01", "TRT-03", "TRT-04"))
+@invariant("tree-masks-put-back", reads=MASKS, museum=("TRT-01", "TRT-03", "TRT-04"), predicates=("P2", "P5"))
 def tree_masks_put_back(step: StepCase, check: Check) -> None:
     """Each forward on one preparation finds the masks that ``prepare`` wrote, and leaves them so, even if it fails.
 
@@ -94,7 +95,9 @@ def tree_masks_put_back(step: StepCase, check: Check) -> None:
             check.kept(moment, before, MASKS)
 
 
-@invariant("tree-mask-is-ancestry", reads=(MASK, OFFSETS), museum=("TRT-29", "TRT-01"), trait="tree")
+@invariant(
+    "tree-mask-is-ancestry", reads=(MASK, OFFSETS), museum=("TRT-29", "TRT-01"), trait="tree", predicates=("P5",)
+)
 def tree_mask_is_ancestry(step: StepCase, check: Check) -> None:
     """In every forward a node sees itself and what the node above it sees, and its offset counts the nodes above.
 
@@ -127,6 +130,7 @@ def _with_ancestors(mask: Mask, node: int) -> list[int]:
     reads=(MASK, "draft_tree"),
     museum=("TRT-24", "TRT-29", "TRT-75"),
     trait="tree",
+    predicates=("P5", "P10"),
 )
 def verified_tree_is_the_drafted_one(step: StepCase, check: Check) -> None:
     """The mask of a generation is that of the tree that its own last step drafted; without one all follow the root.
@@ -153,7 +157,7 @@ def _drafted(row: Row, width: int) -> list[int] | None:
     return [-1] * width if tree == [] else tree
 
 
-@invariant("draft-tree-well-formed", reads=("draft_tree",), museum=("TRT-29",))
+@invariant("draft-tree-well-formed", reads=("draft_tree",), museum=("TRT-29",), predicates=("P5",))
 def draft_tree_well_formed(step: StepCase, check: Check) -> None:
     """A tree has all its T nodes, each after the one that it follows, and its longest path has K nodes.
 
@@ -187,7 +191,7 @@ def _depths(tree: list[int]) -> list[int] | None:
     return depths
 
 
-@invariant("layers-grow-the-tree", reads=(MASK,), museum=("TRT-01", "TRT-24"), trait="tree")
+@invariant("layers-grow-the-tree", reads=(MASK,), museum=("TRT-01", "TRT-24"), trait="tree", predicates=("P5",))
 def layers_grow_the_tree(step: StepCase, check: Check) -> None:
     """Each draft call but the first adds a layer below the last one and keeps the nodes before it.
 
@@ -211,7 +215,13 @@ def _layer(topk: int, i: int, moment: Moment, before: Moment | None, check: Chec
     check.that(holds, moment, MASK, sorted(last, key=str), parents, message)
 
 
-@invariant("trees-equal-reference", reads=(*MASKS, "draft_tree"), museum=("TRT-29", "TRT-24"), kind=REFERENCE)
+@invariant(
+    "trees-equal-reference",
+    reads=(*MASKS, "draft_tree"),
+    museum=("TRT-29", "TRT-24"),
+    kind=REFERENCE,
+    predicates=("P5",),
+)
 def trees_equal_reference(step: StepCase, check: Check) -> None:
     """Masks, offsets, lengths and the trees that are drafted are the reference's."""
     for moment in step.moments:

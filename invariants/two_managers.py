@@ -20,7 +20,9 @@ _REFERRED: Final = "kv_cache_block_offsets"
 _DRAFTERS: Final = "draft_kv_cache_block_offsets"
 
 
-@invariant("manager-follows-forward", reads=("kv_cache_manager",), museum=("TRT-63", "TRT-64", "TRT-65"))
+@invariant(
+    "manager-follows-forward", reads=("kv_cache_manager",), museum=("TRT-63", "TRT-64", "TRT-65"), predicates=("P7",)
+)
 def manager_follows_forward(step: StepCase, check: Check) -> None:
     """Draft calls find the manager of the drafter's cache where it has one; all else, a failure too, the target's.
 
@@ -32,7 +34,9 @@ def manager_follows_forward(step: StepCase, check: Check) -> None:
             check.equal(moment, "kv_cache_manager", owner, moment.seen["kv_cache_manager"], "whose cache is at work")
 
 
-@invariant("tables-follow-manager", reads=(_REFERRED, _DRAFTERS), museum=("TRT-62", "TRT-63", "TRT-65"))
+@invariant(
+    "tables-follow-manager", reads=(_REFERRED, _DRAFTERS), museum=("TRT-62", "TRT-63", "TRT-65"), predicates=("P7",)
+)
 def tables_follow_manager(step: StepCase, check: Check) -> None:
     """A draft call reads the block tables that were prepared for its cache, and both tables are left as prepared.
 
@@ -55,6 +59,7 @@ def tables_follow_manager(step: StepCase, check: Check) -> None:
     "both-managers-hold-the-same-tokens",
     reads=("kv_tokens", "draft_kv_tokens"),
     museum=("TRT-60", "TRT-66", "TRT-68"),
+    predicates=("P9",),
 )
 def both_managers_hold_the_same_tokens(step: StepCase, check: Check) -> None:
     """After each step, and after a failure that was handled, both managers hold the same tokens for each request."""
@@ -68,6 +73,7 @@ def both_managers_hold_the_same_tokens(step: StepCase, check: Check) -> None:
     "kernels-get-pool-indices",
     reads=(_REFERRED, _DRAFTERS, "kv_pool_indices", "draft_kv_pool_indices"),
     museum=("TRT-62",),
+    predicates=("P7",),
 )
 def kernels_get_pool_indices(step: StepCase, check: Check) -> None:
     """A block table holds where pages lie, inside the pool, which with host offload is not what they are called.
@@ -89,7 +95,9 @@ def kernels_get_pool_indices(step: StepCase, check: Check) -> None:
             check.equal(moment, field, moment.seen[of_indices], table, "there the manager has these pages")
 
 
-@invariant("connector-knows-owned-pages", reads=("connector_block_ids", "kv_blocks"), museum=("TRT-69",))
+@invariant(
+    "connector-knows-owned-pages", reads=("connector_block_ids", "kv_blocks"), museum=("TRT-69",), predicates=("P9",)
+)
 def connector_knows_owned_pages(step: StepCase, check: Check) -> None:
     """A connector has been told the pages that a request owns, by their ids, and no page that a rewind released.
 

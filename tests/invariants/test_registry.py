@@ -6,9 +6,14 @@ import re
 
 import pytest
 
-from invariants import Predicate, Relation, all_invariants, find, invariant, relation
+from invariants import PREDICATES, Predicate, Relation, all_invariants, find, invariant, relation
 from invariants.registry import PREDICATE, REFERENCE, RELATION
 from scenarios import FIELDS, UsageError
+
+OF_THE_RUN = {"steps-complete", "run-complete", "fault-surfaces"}
+"""What they say is that a run went as planned, of which the predicates say nothing."""
+NOT_YET_HELD = {"P6"}
+"""There is no overlap scheduler to ask."""
 
 
 @pytest.mark.parametrize("item", all_invariants(), ids=lambda i: i.slug)
@@ -20,6 +25,13 @@ def test_each_is_well_described(item: Predicate | Relation) -> None:
     assert set(item.reads) <= set(FIELDS)
     assert all(re.fullmatch(r"(TRT|VLL|SGL)-\d{2,3}", entry) for entry in item.museum)
     assert len(set(item.museum)) == len(item.museum)
+    assert bool(item.predicates) is (item.slug not in OF_THE_RUN), "name the predicates that it holds"
+
+
+@pytest.mark.parametrize("predicate", PREDICATES)
+def test_each_predicate_is_held(predicate: str) -> None:
+    held = [i.slug for i in all_invariants() if predicate in i.predicates]
+    assert bool(held) is (predicate not in NOT_YET_HELD)
 
 
 def test_kinds_are_told_apart() -> None:
@@ -44,6 +56,12 @@ def test_an_invariant_states_something() -> None:
         @relation("says-nothing", reads=())
         def silent(scenario: object) -> None:
             pass
+
+    with pytest.raises(ValueError, match="holds 'P15'; write one of P1, P2"):
+
+        @relation("holds-too-much", reads=(), predicates=("P15",))
+        def unknown(scenario: object) -> None:
+            """Say something."""
 
     with pytest.raises(UsageError, match="none is called 'says-nothing'"):
         find("says-nothing")

@@ -81,11 +81,11 @@ class SuffixAutomatonManager(SpecResourceManager):
         """
         slots = self.batch_slots[: len(accepted_tokens)]
         text, lens = self.text.index_select(0, slots), self.text_lens.index_select(0, slots)
-        column = torch.arange(accepted_tokens.shape[1], device=text.device)
-        # Only the dummies of a graph reach the end: each forward on the way to it appends to their text.
-        places = (lens.unsqueeze(1) + column).clamp(max=text.shape[1] - 1)
-        is_new = column < num_accepted_tokens.unsqueeze(1)
-        text.scatter_(1, places, torch.where(is_new, accepted_tokens, text.gather(1, places)))
+        # How far each column lies behind the end of the text. The dummies of a graph, to whose text each forward on the
+        # way to it appends, run over the last column: what has no room is dropped.
+        behind = torch.arange(text.shape[1], device=text.device) - lens.unsqueeze(1)
+        is_new = (behind >= 0) & (behind < num_accepted_tokens.unsqueeze(1))
+        text = torch.where(is_new, accepted_tokens.gather(1, behind.clamp(0, accepted_tokens.shape[1] - 1)), text)
         lens = lens + num_accepted_tokens
         self.text.index_copy_(0, slots, text)
         self.text_lens.index_copy_(0, slots, lens)

@@ -1,0 +1,61 @@
+"""Scenarios that show wrong rules of the oracle which no scenario of a seeded defect shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scenarios import Config, Context, Fault, FaultKind, Generation, Request, Scenario, Step, check
+from tests.museum.scenario_of import SCENARIOS as OF_DEFECTS
+
+K = 3
+
+
+def _scenario(worker: str, *steps: Step, prompts: tuple[int, ...], **config: Any) -> Scenario:
+    requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate(prompts))
+    return check(Scenario(config=Config(worker=worker, max_draft_len=K, **config), requests=requests, steps=steps))
+
+
+def shrinking(worker: str) -> Scenario:
+    """Three drafts, of which one is verified, on either backend."""
+    steps = (
+        Step(draft_len=K, contexts=(Context(request=0, chunk=4, agree=K),)),
+        Step(draft_len=1, generations=(Generation(request=0, agree=1),)),
+    )
+    return _scenario(worker, *steps, prompts=(4,), attention_backend="DSA", index_topk=2)
+
+
+def in_chunks(worker: str) -> Scenario:
+    """A prompt in two chunks, after each of which a match is found."""
+    steps = (
+        Step(draft_len=K, contexts=(Context(request=0, chunk=2, agree=1),)),
+        Step(draft_len=K, contexts=(Context(request=0, chunk=3, agree=1),)),
+    )
+    return _scenario(worker, *steps, prompts=(5,))
+
+
+def just_selected(worker: str) -> Scenario:
+    """A context that the draft loop may make exactly as long as the selection is wide."""
+    step = Step(draft_len=K, contexts=(Context(request=0, chunk=4),))
+    topk = 4 + Config(worker=worker, max_draft_len=K).num_extra_kv_tokens
+    return _scenario(worker, step, prompts=(4,), attention_backend="DSA", index_topk=topk)
+
+
+def beside_a_failure(worker: str) -> Scenario:
+    """A request stands aside while the step of another one fails."""
+    fault = Fault(site="target_model.forward", occurrence=1, kind=FaultKind.ERROR)
+    steps = (
+        Step(draft_len=K, contexts=(Context(request=0, chunk=4),)),
+        Step(draft_len=K, contexts=(Context(request=1, chunk=3),), fault=fault),
+        Step(draft_len=K, contexts=(Context(request=2, chunk=2),)),
+    )
+    return _scenario(worker, *steps, prompts=(4, 3, 2))
+
+
+SCENARIOS = {
+    **OF_DEFECTS,
+    "shrinking": shrinking,
+    "in chunks": in_chunks,
+    "just selected": just_selected,
+    "beside a failure": beside_a_failure,
+}
+"""Name, or museum entry -> scenario for a worker."""
