@@ -1,6 +1,6 @@
 """A process whose device is lost in the middle of a step: ``python -m gpu_tests.crashing KIND`` prints what it saw.
 
-KIND is a key of ``CRASHES``. The first line printed is JSON; how the process ends afterwards is the driver's business.
+KIND is a key of ``CRASHES``. What it prints last is a line of JSON.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from typing import Any, Final
 
 import torch
 
+from engines.portable import PortableSession
 from gpu_tests.driving import executor, life, opened
+from scenarios import Scenario
 from scenarios.trace import FAILED
+
+MIXED: Final = 4
+"""The step of ``life`` that mixes a prompt with generations."""
 
 
 def device_assert() -> None:
@@ -36,46 +41,52 @@ CRASHES: Final[dict[str, Callable[[], None]]] = {
 """Ways to lose a device, by name."""
 
 
-def lose(kind: str) -> dict[str, Any]:
-    """Serve a prompt, lose the device in the draft head of a generation, and say what is left."""
+def lose(session: PortableSession, scenario: Scenario, kind: str) -> dict[str, Any]:
+    """Serve prompts and replays, lose the device in the draft head of a mixed batch, and say what is left."""
+    head = executor(session).model_engine.model.draft_model.logits_processor
+    call, calls = head.forward, 0
+
+    def crashing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            CRASHES[kind]()
+        return call(*args, **kwargs)
+
+    for step in scenario.steps[:MIXED]:
+        session.step(step)
+    vars(head)["forward"] = crashing
+    trace = session.step(scenario.steps[MIXED])
+    failed = trace.substeps[-1]
+    assert failed.name == FAILED, failed.name
+    return {
+        "outcome": trace.outcome,
+        "injected": trace.injected,
+        "exception": failed["exception"],
+        "message": failed["message"],
+        "read_of_the_device": sorted(field for field in failed.fields if field.endswith("_cuda")),
+        "saved": failed["_saved_tensors"],
+        "left": sorted(executor(session).active_requests),
+        "device": what_the_device_says(),
+    }
+
+
+def what_the_device_says() -> str:
+    """The error of a computation; empty if there is none."""
+    try:
+        torch.zeros(1, device="cuda").item()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def main(kind: str) -> None:
+    """The whole process. It ends without taking anything down, as that would be done with a device that is lost."""
     scenario = life("Eagle3OneModelWorker", "TRTLLM")
     with opened(scenario) as session:
-        head = executor(session).model_engine.model.draft_model.logits_processor
-        call, calls = head.forward, 0
-
-        def crashing(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == 1:
-                CRASHES[kind]()
-            return call(*args, **kwargs)
-
-        for step in scenario.steps[:4]:
-            session.step(step)
-        vars(head)["forward"] = crashing
-        trace = session.step(scenario.steps[4])
-        failed = trace.substeps[-1]
-        left = sorted(executor(session).active_requests)
-        assert failed.name == FAILED
-        try:
-            torch.zeros(1, device="cuda").item()
-        except RuntimeError as error:
-            computes = str(error).splitlines()[0]
-        else:
-            computes = "as before"
-        return {
-            "outcome": trace.outcome,
-            "injected": trace.injected,
-            "exception": failed["exception"],
-            "message": failed["message"],
-            "read_of_the_device": sorted(f for f in failed.fields if f.endswith("_cuda")),
-            "saved": failed["_saved_tensors"],
-            "left": left,
-            "device": computes,
-        }
+        print(json.dumps(lose(session, scenario, kind)), flush=True)
+        os._exit(0)
 
 
 if __name__ == "__main__":
-    print(json.dumps(lose(sys.argv[1])), flush=True)
-    # Whatever is taken down from here on is taken down with a device that is lost.
-    os._exit(0)
+    main(sys.argv[1])

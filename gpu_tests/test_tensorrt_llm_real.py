@@ -187,12 +187,13 @@ def test_a_fault_at_any_seam_leaves_the_state_of_the_emulation(
             assert violated(failed, on_cuda) <= known(worker), f"{site}@{occurrence}"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="line sites need Python 3.12")
 @pytest.mark.parametrize("part", [0, 1], ids=["odd", "even"])
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_a_fault_at_any_line_leaves_the_state_of_the_emulation(
     cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str, part: int
 ) -> None:
+    if sys.version_info < (3, 12):
+        pytest.skip("line sites need Python 3.12")
     scenario = without_startup(life(worker))
     sites = run(emulated, scenario, record=[LINES]).steps[1].sites
     files = {site.split(":")[1] for site in sites}
