@@ -5,7 +5,8 @@ What is verified:
 1. An exception at each seam that a capture passes, raised while the stream is being captured, ends the capture and
    leaves the stream usable: the very next capture of the same engine succeeds, and everything from it on (a prompt,
    replays, an eager batch) is right by the oracle and has text, counts and caches of an engine that never failed.
-2. The same of an exception in each further kind of code that a capture runs: each torch function of the forward.
+2. The same of an exception in each torch function that a capture calls, for a worker of each kind. So the memory pool
+   of graphs outlives a failure, or another takes its place.
 3. After a failed capture no graph is left that could be replayed.
 4. After each test the device still computes.
 """
@@ -107,7 +108,7 @@ def test_a_capture_succeeds_after_one_that_failed_at_any_seam(worker: str, name:
             assert_recovers(scenario, right, site, occurrence)
 
 
-@pytest.mark.parametrize("worker", [worker for worker, name in CASES if name == "TRTLLM"])
+@pytest.mark.parametrize("worker", ["Eagle3OneModelWorker", "PARDWorker", "MTPEagleDynamicTreeWorker"])
 def test_and_at_any_torch_function(worker: str) -> None:
     whole = story(worker, "TRTLLM")
     scenario = replace(whole, steps=whole.steps[:4])

@@ -12,20 +12,14 @@ What is verified:
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from gpu_tests.crashing import CRASHES
-
-ROOT = Path(__file__).parent.parent
-SECONDS = 120
+from gpu_tests.processes import ended
 
 
 @pytest.fixture(autouse=True)
@@ -36,16 +30,8 @@ def _device_survives() -> Iterator[None]:
 
 def process(*arguments: str, **environment: str) -> str:
     """What a process prints in which a device may be lost."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environment},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.stdout, done.stderr[-2000:]
+    done = ended(*arguments, **environment)
+    assert done.stdout, done.stderr[:3000]
     return done.stdout
 
 

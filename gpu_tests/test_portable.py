@@ -35,7 +35,7 @@ PARTS = 4
 """Of a search, so that no process is left with much more than the others."""
 
 bounded = settings(
-    max_examples=12,
+    max_examples=9,
     deadline=None,
     database=None,
     phases=(Phase.generate,),

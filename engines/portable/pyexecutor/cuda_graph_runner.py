@@ -72,6 +72,9 @@ class CUDAGraphRunner:
             return self._warm_up_and_capture(key, forward_fn, inputs)
         except BaseException:
             self.graphs.pop(key, None)
+            if not any(captured.graph for captured in self.graphs.values()):
+                # A pool ends with its last graph, and its handle with it.
+                self.memory_pool = None
             raise
 
     def _warm_up_and_capture(self, key: GraphKey, forward_fn: ForwardFn, inputs: Inputs) -> dict[str, Tensor]:
