@@ -68,9 +68,14 @@ class Engine(Protocol):
 
 
 def run(engine: Engine, scenario: Scenario, *, observe: bool = True, record: Collection[str] = ()) -> Trace:
-    """Run a whole scenario; a fatal step ends it early."""
+    """Run a whole scenario; a fatal step ends it early.
+
+    A session that has a method ``foresee`` is told all steps first, which may spare it work.
+    """
     session = engine.open(scenario.config, scenario.requests, observe=observe, record=record)
     try:
+        if hasattr(session, "foresee"):
+            session.foresee(scenario.steps)
         for step in scenario.steps:
             if session.step(step).outcome == "fatal":
                 break

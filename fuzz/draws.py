@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from hypothesis.internal.conjecture import engine, providers
+
+from engines.process import replaced
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def from_the_seed_alone() -> Iterator[None]:
     from hypothesis.internal.constants_ast import Constants
 
     cache = type(providers.CONSTANTS_CACHE)(1024)
-    with mock.patch.multiple(providers, _get_local_constants=Constants, CONSTANTS_CACHE=cache):
+    with replaced(providers, "_get_local_constants", Constants), replaced(providers, "CONSTANTS_CACHE", cache):
         yield
 
 
@@ -44,5 +45,5 @@ def each_anew() -> Iterator[None]:
     def make_no_variants(self: Any, data: Any) -> None:
         pass
 
-    with mock.patch.object(runner, "generate_mutations_from", make_no_variants):
+    with replaced(runner, "generate_mutations_from", make_no_variants):
         yield

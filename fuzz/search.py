@@ -14,6 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from random import Random
 from typing import Final, NoReturn
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
@@ -26,11 +29,13 @@ from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, plan
 from fuzz.draws import each_anew, from_the_seed_alone
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
 from fuzz.journal import Case, Journal
+from fuzz.listing import small_scenario
 from fuzz.shrink import shrink
 from fuzz.unit import Unit
 from invariants import Relation, Verdict, all_invariants, verify
 from scenarios import Finding, Scenario, Trace, UsageError
 from strategies import configs, faulted_scenarios, scenarios
+from strategies.plain import plain_scenario
 
 BATCH: Final = 100
 """Most cases of a batch: how often a campaign hears of its progress."""
@@ -40,6 +45,8 @@ SHRINK_SECONDS: Final = 10.0
 """Most seconds spent on it, where the unit has a time limit."""
 EMPTY_BATCHES: Final = 3
 """Batches in a row without a case after which the search gives up."""
+MOST_REFUSALS: Final = 50
+"""Cases, the first of all, that an engine may refuse in a row: one that drives any configuration runs some of them."""
 MAX_DRAFT_LEN: Final = 7
 """Largest Kmax where none is asked for."""
 MAX_STEPS: Final = 8
@@ -79,7 +86,7 @@ class Search:
     def events(self) -> Events:
         """Search until the budget is spent, or something is found where the unit asks for the first only."""
         number = empty = 0
-        while self.cases < self.unit.max_cases and empty < EMPTY_BATCHES:
+        while self.cases < self.unit.max_cases and empty < EMPTY_BATCHES and not self._refuses_all:
             if number and time.monotonic() >= self.deadline:
                 break
             started = time.monotonic()
@@ -135,6 +142,8 @@ class Search:
         """Scenarios, clean or with a fault."""
         unit = self.unit
         most = MAX_DRAFT_LEN if unit.max_draft_len is None else unit.max_draft_len
+        if unit.plain:
+            return self._plain_cases(batch, most)
         config = configs(
             workers=(unit.worker,),
             backends=self.engine.backends,
@@ -151,10 +160,30 @@ class Search:
             kinds.append(faulted_scenarios(record=record, config=config))
         return st.one_of(kinds)
 
+    def _plain_cases(self, batch: Batch, max_draft_len: int) -> st.SearchStrategy[Scenario]:
+        """Scenarios drawn without aim. A site is one that some small scenario passes, whatever this one does."""
+        unit, numbers = self.unit, count()
+        steps = run(self.engine, small_scenario(unit.worker), observe=False, record=unit.faults).steps
+        sites = sorted({site for step in steps for site in step.sites})
+
+        def make(number: int) -> Scenario:
+            return plain_scenario(
+                Random(f"{number} {next(numbers)}"),
+                worker=unit.worker,
+                backends=self.engine.backends,
+                variants=getattr(self.engine, "variants", ()),
+                max_draft_len=max_draft_len,
+                max_steps=MAX_STEPS,
+                sites=sites,
+                record=partial(self._record, batch) if sites else None,
+            )
+
+        return st.integers(0, 2**64 - 1).map(make)
+
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:
         """The fault sites of the last step."""
         try:
-            steps = self._run(scenario, record=self.unit.faults).steps
+            steps = self._run(scenario, observe=False, record=self.unit.faults).steps
         except UsageError as error:
             self._refuse(error)
         except SUITE_ERRORS as error:
@@ -162,10 +191,10 @@ class Search:
             reject()
         return steps[-1].sites if len(steps) == len(scenario.steps) else {}
 
-    def _run(self, scenario: Scenario, record: tuple[str, ...] = ()) -> Trace:
+    def _run(self, scenario: Scenario, *, observe: bool = True, record: tuple[str, ...] = ()) -> Trace:
         interrupt.check()
         with self._noted(scenario):
-            return run(self.engine, scenario, record=record)
+            return run(self.engine, scenario, observe=observe, record=record)
 
     def _noted(self, scenario: Scenario) -> AbstractContextManager[None]:
         """A block whose scenario is on disk: should the process die in it, it is not lost."""
@@ -192,7 +221,13 @@ class Search:
     def _refuse(self, error: UsageError) -> NoReturn:
         """Pass over a case whose configuration the engine cannot drive."""
         self.refusals[str(error)] += 1
+        if self._refuses_all:
+            raise EndOfBatch
         reject()
+
+    @property
+    def _refuses_all(self) -> bool:
+        return not self.cases and self.refusals.total() >= MOST_REFUSALS
 
     def _judge(self, batch: Batch, scenario: Scenario) -> list[Failure]:
         """Ask everything that is not excluded, and count it. Of the relations, each of which costs a run, only one."""

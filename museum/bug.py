@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-from unittest import mock
 
 from scenarios import UsageError, closest
 
@@ -21,6 +20,8 @@ DSPARK: Final = "DSparkWorker"
 EAGLE3_TREE: Final = "Eagle3OneModelDynamicTreeWorker"
 MTP_EAGLE_TREE: Final = "MTPEagleDynamicTreeWorker"
 
+_ABSENT: Final = object()
+
 
 class Patch:
     """Replaces attributes of classes and modules until the defect is taken out again."""
@@ -34,7 +35,16 @@ class Patch:
         Raises ``AttributeError`` for a name that the owner does not know: such a patch would change nothing.
         """
         getattr(owner, name)
-        self._stack.enter_context(mock.patch.object(owner, name, value, create=name not in vars(owner)))
+        # As it is kept, not as it is got: a class method would come back as one that is bound.
+        self._stack.callback(_put_back, owner, name, vars(owner).get(name, _ABSENT))
+        setattr(owner, name, value)
+
+
+def _put_back(owner: Any, name: str, value: Any) -> None:
+    if value is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
 
 
 @dataclass(frozen=True)

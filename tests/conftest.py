@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.left_out import part_of, pytest_addoption, pytest_configure
+
+__all__ = ["part_of", "pytest_addoption", "pytest_configure"]
+
 # Before torch is imported, and for the processes that tests start as well: the tests share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

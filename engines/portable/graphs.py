@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -31,12 +31,16 @@ class Graph(Protocol):
 
 
 class CpuGraph:
-    """A recorded sequence of tensor operations. Their intermediate results stay alive with it, as in a graph pool."""
+    """A recorded sequence of tensor operations. Their intermediate results stay alive with it, as in a graph pool.
+
+    ``replayable`` False: nothing is recorded, which costs more than the operations do.
+    """
 
     recording: ClassVar[bool] = False
     """Whether a capture is under way; captures do not nest."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, replayable: bool = True) -> None:
+        self._replayable = replayable
         self._calls: list[_Call] = []
         self._operations: list[Operation] | None = None
 
@@ -45,13 +49,14 @@ class CpuGraph:
         """Record what runs inside."""
         CpuGraph.recording = True
         try:
-            with _Recorder(self._calls):
+            with _Recorder(self._calls) if self._replayable else nullcontext():
                 yield
         finally:
             CpuGraph.recording = False
 
     def replay(self) -> None:
         """Run the recorded operations again, out of sight of torch function modes, as kernels of a graph would."""
+        assert self._replayable, "this graph was captured as one that nobody replays"
         with torch._C.DisableTorchFunction():
             if self._operations is None:
                 # Not while recording: many graphs are never replayed.
@@ -73,24 +78,26 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        # What an overload calls itself: there are hundreds of operations in a graph.
+        result = func._op(*args, **kwargs)
         self._calls.append((func, args, kwargs, result))
         return result
 
 
 def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Operation | None:
     """How to run a call again so that it has its effect on the tensors of the capture; None if it has none."""
+    call = partial(func._op, *args, **kwargs)
     if _writes(func):
-        return lambda: func(*args, **kwargs)
+        return call
     given = {_storage(tensor) for tensor in _tensors((*args, *kwargs.values()))}
     # A view needs nothing: the other operations keep its storage up to date. A number read on the host stays.
     if isinstance(result, Tensor):
-        return None if _storage(result) in given else lambda: result.copy_(func(*args, **kwargs))
+        return None if _storage(result) in given else lambda: result.copy_(call())
     if not isinstance(result, tuple) or any(_storage(output) in given for output in result):
         return None
 
     def again() -> None:
-        for output, value in zip(result, func(*args, **kwargs), strict=True):
+        for output, value in zip(result, call(), strict=True):
             output.copy_(value)
 
     return again
@@ -126,13 +133,16 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def capture(forward: Callable[[], Any], device: torch.device, pool: Any = None) -> tuple[Graph, Any]:
+def capture(
+    forward: Callable[[], Any], device: torch.device, pool: Any = None, *, replayable: bool = True
+) -> tuple[Graph, Any]:
     """Record ``forward`` and let it take effect once; returns the graph and the tensors that it writes.
 
+    ``replayable`` False spares the recording where graphs are emulated.
     On CUDA capturing executes nothing, so the new graph is replayed once, as upstream does.
     """
     if device.type != "cuda":
-        emulated = CpuGraph()
+        emulated = CpuGraph(replayable=replayable)
         with emulated.capture():
             outputs = forward()
         return emulated, outputs

@@ -18,7 +18,7 @@ from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.suffix_automaton import sa_manager_of
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
-from scenarios import Config, Context, Generation, Request, Schedule, Step, StepTrace, Trace, UsageError, batches
+from scenarios import Config, Context, Generation, Phase, Request, Schedule, Step, StepTrace, Trace, UsageError, batches
 from scenarios.tracer import prompt
 
 _FOLDER = Path(__file__).parent
@@ -30,7 +30,10 @@ _LINE_SITES = [
 
 
 class PortableSession:
-    """One portable engine living through a scenario; see ``engines.base.Session``."""
+    """One portable engine living through a scenario; see ``engines.base.Session``.
+
+    attn_metadata  the long-lived metadata of steps that Python runs
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class PortableSession:
         self._device = device
         self._executor = self._create_executor(config, device)
         self._model: Any = self._executor.model_engine.model
+        self.attn_metadata: Any = self._executor.model_engine.attn_metadata
         self._observer = (
             Observer(config, self._executor, self._model.spec_worker, self._draft_context()) if observe else None
         )
@@ -65,6 +69,10 @@ class PortableSession:
         if self._schedule is not None:
             self._schedule.add(request)
         self._requests[request.id] = self._llm_request(request)
+
+    def foresee(self, steps: Collection[Step]) -> None:
+        """Hear of all steps to come: where none replays a graph, none is recorded."""
+        self._executor.model_engine.cuda_graph_runner.replays = any(step.phase is Phase.REPLAY for step in steps)
 
     def step(self, step: Step) -> StepTrace:
         """Execute one iteration; raises ``ScenarioError`` for a step that could not come next.

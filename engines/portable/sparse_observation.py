@@ -103,21 +103,22 @@ class SparseObserver:
         return fields
 
     def _owners_of_data(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
-        slots = self._managers[self._referred(attn)].get_indexer_slots(byte_offsets)
-        return [self._owner(attn, slot) for slot in slots.tolist()]
+        referred = self._referred(attn)
+        slots = self._managers[referred].get_indexer_slots(byte_offsets)
+        return [self._owner(referred, slot) for slot in slots.tolist()]
 
     def _owners_of_scales(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
-        manager, owners = self._managers[self._referred(attn)], []
+        referred = self._referred(attn)
+        manager, owners = self._managers[referred], []
         size = manager.tokens_per_block
         for byte_offset in byte_offsets.tolist():
             page, rest = divmod(byte_offset, manager.index_page_bytes)
             offset, misplaced = divmod(rest - size * manager.index_data_bytes, manager.index_scale_bytes)
             inside = not misplaced and 0 <= offset < size
-            owners.append(self._owner(attn, page * size + offset) if inside else [-1, -1])
+            owners.append(self._owner(referred, page * size + offset) if inside else [-1, -1])
         return owners
 
-    def _owner(self, attn: Any, slot: int) -> list[int]:
-        referred = self._referred(attn)
+    def _owner(self, referred: int, slot: int) -> list[int]:
         size = self._managers[referred].tokens_per_block
         page, offset = divmod(slot, size)
         if page not in self._owners[referred]:

@@ -40,7 +40,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMMANDS = (
-    ("run", "--worker", "EagleOneModelWorker", "--max-cases", "30", "--workers", "1", "--json"),
+    ("run", "--worker", "EagleOneModelWorker", "--max-cases", "12", "--workers", "1", "--json"),
     ("museum", "--bug", "OWN-01", "--json"),
 )
 RUN_ALL = "import sys; from fuzz import cli; [cli.invoke(command.split()) for command in sys.argv[1:]]"
@@ -61,7 +61,7 @@ def documents(copy: Path) -> list[Any]:
 
 def test_oracle_and_engine_agree(documents: list[Any]) -> None:
     report = documents[0]
-    assert report["workers"]["EagleOneModelWorker"]["cases"] == 30
+    assert report["workers"]["EagleOneModelWorker"]["cases"] == 12
     assert report["findings"] == []
     assert report["faults"]["fired"] == report["faults"]["planned"] > 0
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from museum import BUGS, Bug
 
 FOLDER = Path(__file__).parent / "snapshots"
 
@@ -42,6 +44,16 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text on every machine."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def empty_museum() -> Iterator[dict[str, Bug]]:
+    """The register of seeded defects without any; afterwards with all of them, in the order that they had."""
+    kept = dict(BUGS)
+    BUGS.clear()
+    yield BUGS
+    BUGS.clear()
+    BUGS.update(kept)
 
 
 @pytest.fixture

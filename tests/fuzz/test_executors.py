@@ -97,6 +97,7 @@ def test_a_process_that_dies_is_a_finding_and_the_others_go_on(running: Path) ->
     assert [event.worker for event in events if isinstance(event, UnitFinished)] == ["MTPEagleWorker"]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_killed_from_outside_is_no_finding(
     number: int, tmp_path: Path, eventually: Eventually

@@ -226,6 +226,7 @@ def outcome(text: str, root: Path, worker: str) -> str:
     return ""
 
 
+@pytest.mark.exhaustive(every=3, first=2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_file_fails_with_the_bug_and_passes_without(
     case: Case, trees: Trees, monkeypatch: pytest.MonkeyPatch
@@ -274,6 +275,7 @@ def pytest_unconfigure():
 """Stands for an installed package."""
 
 
+@pytest.mark.exhaustive
 def test_pytest_runs_the_files(trees: Trees, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They import from ``tensorrt_llm`` alone, here a miniature tree's, in the package layout that it has."""
     shown = [case("saved_state"), case("layout")]

@@ -145,6 +145,7 @@ def test_a_report_of_an_earlier_version_fails_although_other_lines_are_covered(b
     assert gate(base).unreported == {"room/a.py": (5,)}
 
 
+@pytest.mark.exhaustive(every=3, first=1)
 @pytest.mark.parametrize(
     "files",
     [{"README.md": "words"}, {"room/a.py": "# why\nA = 1\n"}, {"tests/test_a.py": "def test():\n    pass\n"}],

@@ -39,6 +39,7 @@ def test_a_signal_is_an_exception_and_a_note_until_the_block_ends(number: int) -
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_one_that_python_drops_ends_the_campaign(
@@ -71,6 +72,7 @@ def running(store: Store) -> bool:
     return any(read_case(path) for path in store.running.glob("*.json"))
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_document_is_printed_and_nothing_left(number: int, eventually: Eventually) -> None:
     command = [sys.executable, "-m", "fuzz", "fuzz", "--json", "--max-time", "60s", "--workers", "2"]

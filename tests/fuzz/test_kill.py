@@ -32,6 +32,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_kill_9_of_everything(processes: int, capsys: pytest.CaptureFixture[str], eventually: Eventually) -> None:
     store = Store()

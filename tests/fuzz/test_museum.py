@@ -11,7 +11,7 @@ import pytest
 from fuzz import cli
 from fuzz.events import BatchFinished, CampaignFinished, Event, FindingFound, HarnessError, Tally
 from fuzz.museum_report import MuseumSummary
-from museum import BUGS, Bug
+from museum import Bug
 from tests.fuzz import fakes
 from tests.fuzz.conftest import Snapshot
 from tests.fuzz.samples import FINDING
@@ -45,6 +45,7 @@ def test_what_a_hunt_amounts_to(snapshot: Snapshot) -> None:
     assert total.to_json() == {
         "found": 1,
         "total": 2,
+        "median": {"cases": None, "seconds": None},
         "bugs": [
             {
                 "id": FOUND.id,
@@ -76,6 +77,18 @@ def test_what_a_hunt_amounts_to(snapshot: Snapshot) -> None:
     }
 
 
+def test_beside_a_hunt_without_aim(snapshot: Snapshot) -> None:
+    total = summary([*EVENTS, FindingFound(finding=replace(FINDING, bug=ESCAPED.id), cases=150)])
+    total.baseline = summary(EVENTS)
+    snapshot("museum_baseline", "\n".join(total.lines()))
+    assert total.status == 0
+    document = total.to_json()
+    assert document["median"] == {"cases": 81, "seconds": 0.875}
+    assert document["baseline"]["median"] == {"cases": None, "seconds": None}
+    total.baseline.finished = False
+    assert total.problems == ["drawn without aim: cut short before its budget was spent"]
+
+
 def test_all_found_is_a_success() -> None:
     total = MuseumSummary([FOUND])
     for event in EVENTS:
@@ -103,16 +116,13 @@ def test_nothing_found_shows_no_example() -> None:
 
 
 @pytest.fixture
-def _museum(monkeypatch: pytest.MonkeyPatch) -> None:
+def _museum(monkeypatch: pytest.MonkeyPatch, empty_museum: dict[str, Bug]) -> None:
     """A museum of two: one defect of the fake engine, and one that changes nothing."""
 
     def forget(patch: Any) -> None:
         patch(fakes.Sound, "tamper", fakes.Forgetful.tamper)
 
-    for id in list(BUGS):
-        monkeypatch.delitem(BUGS, id)
-    monkeypatch.setitem(BUGS, FOUND.id, replace(FOUND, apply=forget))
-    monkeypatch.setitem(BUGS, ESCAPED.id, ESCAPED)
+    empty_museum.update({FOUND.id: replace(FOUND, apply=forget), ESCAPED.id: ESCAPED})
     monkeypatch.setattr("fuzz.engines.ENGINES", {"portable": "tests.fuzz.fakes:Sound"})
 
 

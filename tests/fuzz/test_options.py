@@ -10,7 +10,7 @@ import pytest
 
 from fuzz import options
 from fuzz.engines import workers
-from museum import BUGS, Bug
+from museum import Bug
 from scenarios import WORKERS, UsageError
 
 
@@ -108,17 +108,15 @@ def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         options.processes(257, 4)
 
 
-def test_bugs_by_id_or_museum_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bugs_by_id_or_museum_entry(empty_museum: dict[str, Bug]) -> None:
     ids = ("TRT-01/PARDWorker", "TRT-01/MTPEagleWorker", "TRT-04/MTPEagleWorker")
-    for id in list(BUGS):
-        monkeypatch.delitem(BUGS, id)
     for id in ids:
-        monkeypatch.setitem(BUGS, id, Bug(id, "K2", id.partition("/")[2], "t", "r", (), lambda patch: None))
+        empty_museum[id] = Bug(id, "K2", id.partition("/")[2], "t", "r", (), lambda patch: None)
     assert options.bugs([]) == ids
     assert options.bugs(["trt-01"]) == ids[:2]
     assert options.bugs(["trt-04/mtpeagleworker", "TRT-01"]) == (ids[2], *ids[:2])
     variant = f"{ids[0]}/variant"
-    monkeypatch.setitem(BUGS, variant, Bug(variant, "K2", ids[0].partition("/")[2], "t", "r", (), lambda patch: None))
+    empty_museum[variant] = Bug(variant, "K2", ids[0].partition("/")[2], "t", "r", (), lambda patch: None)
     assert options.bugs([ids[0]]) == (ids[0], variant)
     with pytest.raises(UsageError, match=r"^--bug: no defect is called 'TRT-04/Eagle'; did you mean"):
         options.bugs(["TRT-04/Eagle"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from engines.base import run
 from fuzz import search
 from fuzz.events import BatchFinished, Event, FindingFound, HarnessError, Tally, UnitFinished, UnitRefused
 from fuzz.journal import Journal, read_case
@@ -18,7 +19,7 @@ from fuzz.work import run_unit
 from invariants import Relation, all_invariants, verify
 from scenarios import Scenario, Trace, check
 from tests.fuzz import fakes
-from tests.fuzz.samples import MIXED, size
+from tests.fuzz.samples import size
 
 
 def unit(engine: str, **options: object) -> Unit:
@@ -172,6 +173,7 @@ def test_a_planned_fault_that_is_swallowed_is_a_finding() -> None:
     assert [event.finding.invariant for event in findings(events)] == ["fault-surfaces"]
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.parametrize(("engine", "text"), [("Crashing", "no such row"), ("Unrecordable", "no such site")])
 def test_an_exception_of_the_suite_is_an_error_with_its_place(engine: str, text: str) -> None:
     events = list(run_unit(unit(engine)))
@@ -204,10 +206,11 @@ def test_cases_that_an_engine_cannot_drive_are_passed_over() -> None:
     assert total(events).planned > 0
 
 
-def test_an_engine_that_can_drive_nothing_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of many it would refuse hundreds before it gives up.
-    monkeypatch.setattr(search, "scenarios", lambda **options: st.just(MIXED))
-    events = list(run_unit(unit("Unwilling", faults=())))
+def test_an_engine_that_can_drive_nothing_says_why_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(search, "run", lambda *args, **options: (asked.append(args), run(*args, **options)))
+    events = list(run_unit(unit("Unwilling")))
+    assert len(asked) == search.MOST_REFUSALS
     (error,) = errors(events)
     assert error.message == "config.worker: this engine has none; name another one"
     assert total(events).cases == 0
@@ -278,3 +281,11 @@ def test_a_failing_case_stays_noted_from_its_judgement_to_its_finding(
     assert judged == shrunk != b""
     assert forgotten == b""
     journal.close()
+
+
+def test_without_aim() -> None:
+    """The same search over scenarios that nobody has thought about."""
+    events = list(run_unit(unit("Forgetful", plain=True)))
+    found = [event.finding.invariant for event in events if isinstance(event, FindingFound)]
+    assert "restored-layout" in found
+    assert not [event for event in events if isinstance(event, HarnessError)]

@@ -37,6 +37,7 @@ from tests.invariants.manager_mutations import MANAGER_MUTATIONS
 from tests.invariants.mutation import Mutation
 from tests.invariants.mutations import MUTATIONS
 from tests.invariants.synthetic import dressed, edit, edit_step
+from tests.left_out import PartOf
 
 SPARSE = [sparse(make(worker)) for worker in (EAGLE, PARD) for make in (served, started_up)]
 MOVING = {"kv_cache_manager": "V2", "host_offload": True}
@@ -76,6 +77,7 @@ def _run(mutation: Mutation, scenario: Scenario) -> Trace:
     return mutation.falsify(trace) if scenario == mutation.scenario else trace
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_all_hold_on_a_right_engine(scenario: Scenario) -> None:
     verdict = _clean(scenario)
@@ -89,6 +91,7 @@ def test_each_is_reached_and_can_fail(slug: str) -> None:
     assert any(mutation.slug == slug for mutation in ALL_MUTATIONS)
 
 
+@pytest.mark.exhaustive(shows=lambda mutation: {mutation.slug})
 @pytest.mark.parametrize("mutation", ALL_MUTATIONS, ids=str)
 def test_each_notices_what_is_falsified(mutation: Mutation) -> None:
     slug = mutation.slug
@@ -133,6 +136,7 @@ def watched() -> tuple[list[tuple[Scenario, Trace]], set[str]]:
     return [(scenario, watch(dressed(scenario))) for scenario in FEW], read
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("invariant", [i for i in all_invariants() if isinstance(i, Predicate)], ids=lambda i: i.slug)
 def test_each_declares_what_it_reads(
     invariant: Predicate, watched: tuple[list[tuple[Scenario, Trace]], set[str]]
@@ -145,6 +149,7 @@ def test_each_declares_what_it_reads(
     assert set(invariant.reads) <= set(FIELDS)
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
     bare = [
@@ -206,6 +211,7 @@ def test_a_substep_that_an_engine_cannot_observe_is_missed_once(name: str) -> No
         assert {v.invariant for v in verdict.violations} <= {"substeps-in-order"}
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_an_engine_cannot_observe_is_no_violation(field: str) -> None:
     shown = [f for f in FEW if any(field in s for step in dressed(f).steps for s in step.substeps)]
@@ -222,6 +228,6 @@ def _without(fields: Mapping[str, Any], field: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != field}
 
 
-def test_the_reference_satisfies_every_invariant_itself() -> None:
-    for scenario in CASES:
+def test_the_reference_satisfies_every_invariant_itself(part_of: PartOf) -> None:
+    for scenario in part_of(CASES, every=4):
         assert _ask(scenario, reference.trace).violations == ()

@@ -60,12 +60,14 @@ def _hunt(worker: str, cases: int, only: tuple[str, ...] | None = None, **limits
     return None
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("limits", [{"max_num_requests": 1}, {"max_draft_len": 1}], ids=["batch of one", "one draft"])
 @EACH
 def test_nothing_shows_it_in(worker: str, limits: dict[str, Any]) -> None:
     assert _hunt(worker, 8, **limits) is None
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("only", [MAP, ACCEPTANCE])
 @EACH
 def test_it_is_found_by_the_map_and_by_acceptance_alone(worker: str, only: str) -> None:

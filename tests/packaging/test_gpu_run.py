@@ -40,6 +40,7 @@ def run(folder: Path, torch: str, tests: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(
     ("torch", "tests", "options", "reason"),
     [
@@ -135,6 +136,7 @@ def test_a_test_that_ran_in_another_process_is_enough(tmp_path: Path) -> None:
     assert "nothing ran" not in output
 
 
+@pytest.mark.exhaustive
 def test_a_test_of_another_folder_is_not(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     (tmp_path / "test_other.py").write_text(PASSES)

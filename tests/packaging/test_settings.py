@@ -58,5 +58,5 @@ def test_a_plain_tox_runs_every_gate() -> None:
     environments = tox["tox"]["env_list"].replace(" ", "").split(",")
     assert {"lint", "type", "cov"} < set(environments)
     measure, *_, report, xml, gate = tox["testenv:cov"]["commands"].split("\n")[2:]
-    assert measure.startswith("python -m pytest --cov")
+    assert measure.startswith("python -m pytest --exhaustive --cov")
     assert (report, xml, gate) == ("coverage report", "coverage xml --quiet", "python -m fuzz.gate")

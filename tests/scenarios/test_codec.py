@@ -64,7 +64,9 @@ any_scenarios = st.builds(
 def possible_scenarios(draw: st.DrawFn) -> Scenario:
     """A prompt or two and what could come next, one row at a time."""
     worker = draw(st.sampled_from(sorted(WORKERS)))
-    config = Config(worker=worker, max_draft_len=draw(st.integers(1, 3)), seed=draw(st.integers(0, 9)))
+    longest = draw(st.integers(1, 3))
+    tree = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": longest} if WORKERS[worker].tree else {}
+    config = Config(worker=worker, max_draft_len=longest, seed=draw(st.integers(0, 9)), **tree)
     lengths = st.integers(max(1, config.least_history), 9)
     requests = tuple(Request(id=i, prompt_len=draw(lengths)) for i in range(draw(st.integers(1, 2))))
     schedule, done = Schedule(config, requests), []

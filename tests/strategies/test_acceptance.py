@@ -17,6 +17,7 @@ SITES = {"model_engine.prepare_inputs": 1}
 FORCED = [name for name, traits in WORKERS.items() if traits.drafts_for_contexts]
 
 
+@pytest.mark.exhaustive
 def test_a_fair_share_has_a_variant() -> None:
     seen = all_of(configs(variants=VARIANTS), 800)
     assert {c.worker for c in seen if c.force_num_accepted_tokens} == set(FORCED)
@@ -44,6 +45,7 @@ def test_an_unknown_variant_is_refused() -> None:
         configs(variants=["draft_vocab"])
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("force", [0.5, 1.5, 2.0, 32.0])
 def test_forced_scenarios_are_valid_and_reach_generations(force: float) -> None:
     config = Config(worker="Eagle3OneModelWorker", max_draft_len=3, force_num_accepted_tokens=force)

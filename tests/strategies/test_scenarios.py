@@ -60,6 +60,7 @@ def test_faulted(scenario: Scenario) -> None:
         assert schedule.over == (i == len(scenario.steps) - 1)
 
 
+@pytest.mark.exhaustive(every=3, first=1)
 @pytest.mark.parametrize("config", SMALLEST)
 @pytest.mark.parametrize("faulted", [False, True])
 def test_the_smallest_configurations(config: Config, faulted: bool) -> None:

@@ -69,6 +69,7 @@ def test_a_leak_after_a_failure_takes_two_requests_and_two_steps(seed: int) -> N
     assert found.config.max_draft_len == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("situation", "steps"),
     [

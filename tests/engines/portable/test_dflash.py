@@ -158,6 +158,7 @@ def attempt(batch: Batch, fault: Fault | None) -> dict[str, int]:
     return bracket.counts
 
 
+@pytest.mark.exhaustive(every=3, first=1)
 @pytest.mark.parametrize("worker", BLOCK)
 @pytest.mark.parametrize(
     ("options", "ends"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from engines.portable._utils import is_current_stream_capturing
 from engines.portable.graphs import CpuGraph, capture
+from engines.portable.pyexecutor import cuda_graph_runner as graph_runner
+from scenarios import Phase
+from tests.engines.portable.scripts import go, mixed
 from tests.engines.portable.support import CPU, ints
 
 
@@ -91,3 +95,26 @@ def test_capturing_is_announced_and_ends_with_a_failure() -> None:
     assert states == [True]
     assert not is_current_stream_capturing()
     assert not CpuGraph.recording
+
+
+def test_a_graph_that_nobody_replays_is_not_recorded() -> None:
+    given = ints([1])
+    graph, result = capture(lambda: given + 1, CPU, replayable=False)
+    assert result.tolist() == [2]
+    with pytest.raises(AssertionError, match="captured as one that nobody replays"):
+        graph.replay()
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_scenario_is_known_before_it_runs(replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+    monkeypatch.setattr(
+        graph_runner, "capture", lambda *args, replayable: (recorded.append(replayable), capture(*args))[1]
+    )
+    case = mixed("MTPEagleWorker", 1, replay=True)
+    steps = case.steps if replayed else tuple(step for step in case.steps if step.phase is not Phase.REPLAY)
+    case = replace(case, steps=steps)
+    assert any(step.phase is Phase.CAPTURE for step in case.steps)
+    go(case)
+    assert recorded
+    assert set(recorded) == {replayed}

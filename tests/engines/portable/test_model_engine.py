@@ -87,6 +87,7 @@ def test_inputs_stay_in_their_buffers() -> None:
         assert first[name].data_ptr() == second[name].data_ptr()
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("worker", WORKERS)
 @pytest.mark.parametrize("warmup_runs", [0, 1, 3])
 def test_each_forward_of_a_capture_finds_what_prepare_wrote(

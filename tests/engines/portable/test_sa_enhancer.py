@@ -55,6 +55,7 @@ def test_without_generations_nothing_is_extended_or_overridden() -> None:
     assert enhancer.maybe_override_all_draft_tokens(ints([[1]])[:0]).shape == (0, 1)
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(("worker", "options"), CASES, ids=str)
 def test_long_matches_draft_as_the_text_goes_on(worker: str, options: dict[str, Any]) -> None:
     rows = Generation(request=1, agree=2, match=4), Generation(request=0, agree=3, match=3)

@@ -26,6 +26,7 @@ from tests.engines.portable.support import BLOCK, CHUNKED, LINEAR, WORKERS
 
 
 # What a replay at the larger draft length does, an eager step does: see below.
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(("draft_len", "replay"), [(1, True), (3, False)])
 @pytest.mark.parametrize("worker", WORKERS)
 def test_an_oracle_drafter_is_believed_in_every_layout(worker: str, draft_len: int, replay: bool) -> None:
@@ -62,6 +63,7 @@ def test_more_requests_than_rows_take_turns_and_keep_their_contexts(worker: str)
     assert [len(columns) for columns in updated(trace, "draft_context").values()] == [10, 6]
 
 
+@pytest.mark.exhaustive(every=4, first=1)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_replays_equal_eager_steps(worker: str) -> None:
     graph = go(mixed(worker, 3, replay=True, agree=2))
@@ -84,6 +86,7 @@ def test_a_graph_can_be_captured_again(worker: str) -> None:
     assert results(go(twice)) == results(go(once))
 
 
+@pytest.mark.exhaustive(every=4, first=2)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_the_accepted_count_follows_what_the_scenario_says(worker: str) -> None:
     low = TRAITS[worker].min_draft_len
@@ -102,6 +105,7 @@ def test_the_accepted_count_follows_what_the_scenario_says(worker: str) -> None:
     assert tokens == greedy(0, 0, 4, 1 + sum(row[0] for row in expected))
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("worker", CHUNKED)
 def test_chunks_leave_what_one_prefill_leaves(worker: str) -> None:
     def text(*chunks: int) -> dict[str, object]:
@@ -130,6 +134,7 @@ def test_the_first_generated_token_never_reaches_a_parallel_drafter() -> None:
         assert draft[request] == [0 if s == missing else entry for s, entry in enumerate(slots)]
 
 
+@pytest.mark.exhaustive(every=4, first=3)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_a_batch_gives_each_request_what_it_gets_alone(worker: str) -> None:
     together = go(mixed(worker, 3, agree=1))
@@ -144,6 +149,7 @@ def test_a_batch_gives_each_request_what_it_gets_alone(worker: str) -> None:
                 assert alone.substeps[-1][field][request] == values[request]
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_startup_leaves_no_page_and_no_trace(worker: str) -> None:
     plain = mixed(worker, 2)

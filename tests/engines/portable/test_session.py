@@ -31,6 +31,7 @@ def opened(case: Scenario, **options: Any) -> PortableSession:
     return ENGINE.open(case.config, case.requests, **options)
 
 
+@pytest.mark.exhaustive(every=3, first=1)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_substeps_and_fields_are_those_of_the_vocabulary(worker: str) -> None:
     trace = go(mixed(worker, 2, replay=True))
@@ -70,6 +71,7 @@ def test_nothing_is_recorded_when_nobody_watches() -> None:
     assert {step.outcome for step in trace.steps} == {"ok"}
 
 
+@pytest.mark.exhaustive(every=3, first=2)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_sites_are_counted_and_equal_from_run_to_run(worker: str) -> None:
     case = mixed(worker, 2, replay=True)

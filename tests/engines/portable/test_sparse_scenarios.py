@@ -43,6 +43,7 @@ def greedy(request: int, prompt_len: int, count: int, topk: int) -> list[int]:
     return tokens[prompt_len:]
 
 
+@pytest.mark.exhaustive(every=3, first=2)
 @pytest.mark.parametrize(("draft_len", "topk", "size"), [(1, 2, 4), (2, 1, 1), (4, 3, 2), (4, 500, 3)])
 @pytest.mark.parametrize("worker", SPARSE)
 def test_an_oracle_drafter_is_believed_in_every_layout(worker: str, draft_len: int, topk: int, size: int) -> None:
@@ -54,6 +55,7 @@ def test_an_oracle_drafter_is_believed_in_every_layout(worker: str, draft_len: i
         assert tokens == greedy(request, (5, 7, 6)[request], len(tokens), topk)
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("worker", SPARSE)
 def test_who_selects_everything_is_dense(worker: str) -> None:
     case = mixed(worker, 3, agree=2)
@@ -64,6 +66,7 @@ def test_who_selects_everything_is_dense(worker: str) -> None:
             assert {name: a[name] for name in shared} == {name: b[name] for name in shared}
 
 
+@pytest.mark.exhaustive(every=3, first=1)
 @pytest.mark.parametrize("worker", SPARSE)
 def test_replays_equal_eager_steps(worker: str) -> None:
     case = sparse(mixed(worker, 3, replay=True, agree=2), 3)
@@ -81,6 +84,7 @@ def test_replays_equal_eager_steps(worker: str) -> None:
             assert mine == other
 
 
+@pytest.mark.exhaustive(every=3, first=2)
 @pytest.mark.parametrize("worker", SPARSE)
 def test_chunks_leave_what_one_prefill_leaves(worker: str) -> None:
     def text(*chunks: int) -> dict[str, object]:
@@ -92,6 +96,7 @@ def test_chunks_leave_what_one_prefill_leaves(worker: str) -> None:
     assert text(9) == text(4, 5) == text(1, 2, 1, 4, 1)
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("worker", SPARSE)
 def test_the_fields_are_there_when_a_forward_reads_them(worker: str) -> None:
     trace = go(sparse(mixed(worker, 2, replay=True), 3))

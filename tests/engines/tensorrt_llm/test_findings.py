@@ -23,6 +23,7 @@ def findings():
         yield pytest.param(facts, scenario, id=title)
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(("facts", "scenario"), [*findings()])
 def test_the_scenario_violates_what_the_page_says(tree, facts, scenario):
     era = "pre-fix" if "before the fix" in facts else "post-fix"

@@ -43,6 +43,7 @@ def violated(engine, scenario, **how):
     return {v.invariant for v in verify(scenario, engine.run, **how).violations}
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_dense_class_lives_as_the_suites_does(tree, layout):
     own, suites = Engine(tree(layout=layout, metadata="dense")), Engine(tree(layout=layout))
@@ -56,6 +57,7 @@ def test_the_dense_class_lives_as_the_suites_does(tree, layout):
         assert own.run(scenario).steps == suites.run(scenario).steps
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.parametrize("worker", [DRAFT_TARGET, "MTPEagleWorker"])
 def test_the_stale_map_is_found_by_state_and_by_acceptance_alone(tree, worker):
     stale, fixed = Engine(tree(metadata="stale")), Engine(tree(metadata="fixed"))
@@ -119,6 +121,7 @@ def test_a_campaign_draws_both_backends_and_each_fault_fires(monkeypatch, tree):
     assert drawn == {"TRTLLM", "DSA"}
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("invariant", ["req-idx-matches-layout", "acceptance-follows-agreement"])
 def test_a_campaign_finds_the_stale_map_either_way_and_shrinks_it(monkeypatch, tree, invariant):
     options = {"seed": 3, "max_cases": 40, "faults": (), "invariants": (invariant,), "first": True}

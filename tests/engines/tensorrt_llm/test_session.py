@@ -49,6 +49,7 @@ def lived(tree):
     return live
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_classes_that_leave_nothing_behind_hold_every_invariant(engine, worker):
     settled = engine()
@@ -56,11 +57,13 @@ def test_classes_that_leave_nothing_behind_hold_every_invariant(engine, worker):
         assert violated(scenario, settled, relations=scenario == life(worker)) == set()
 
 
+@pytest.mark.exhaustive(every=3, first=1)
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_the_trace_is_the_same_in_the_layout_of_before(engine, worker, lived):
     assert run(engine(layout=LAYOUTS[1]), life(worker), record=[SEAMS, TORCH]) == lived(worker)
 
 
+@pytest.mark.exhaustive(every=3, first=2)
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_sites_are_the_same_in_the_first_run_of_a_process_and_in_later_ones(engine, worker, lived):
     """Else a fault that was planned for one run does not fire in the next."""
@@ -71,6 +74,7 @@ def test_sites_are_the_same_in_the_first_run_of_a_process_and_in_later_ones(engi
     assert [step.sites for step in first.steps] == [step.sites for step in later.steps]
 
 
+@pytest.mark.exhaustive(every=3, first=2)
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_metadata_by_position_gives_the_same_trace(engine, worker, lived):
     assert run(engine(metadata=POSITIONAL), life(worker), record=[SEAMS, TORCH]) == lived(worker)
@@ -86,6 +90,7 @@ def test_arguments_are_passed_as_asked_for(engine, metadata, named):
     assert [(len(args), len(kwargs)) for _, args, kwargs in seen] == [(8 - named, named)]
 
 
+@pytest.mark.exhaustive(every=3, first=1)
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_with_one_cache_for_all_layers_the_trace_is_the_same_once_there_are_generations(tree, worker, lived):
     shared = TensorrtLlmEngine(tree("settled"), device="cpu", separate_draft_kv_cache=False)
@@ -96,6 +101,7 @@ def test_with_one_cache_for_all_layers_the_trace_is_the_same_once_there_are_gene
     assert values(step) == values(lived(worker).steps[0])
 
 
+@pytest.mark.exhaustive(every=3, first=2)
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_the_trace_is_that_of_the_portable_engine_and_both_leave_the_process_as_it_was(engine, worker):
     scenario = life(worker)
@@ -123,6 +129,7 @@ def values(step, left_out=()):
     return step.outcome, step.fired, substeps
 
 
+@pytest.mark.exhaustive(every=5, first=1)
 @pytest.mark.parametrize(
     "worker", ["DraftTargetOneModelWorker", "PARDWorker", "MTPWorker", "DFlashWorker", "MTPEagleDynamicTreeWorker"]
 )
@@ -149,6 +156,7 @@ def test_every_torch_call_is_a_site(engine):
     assert violated(fault, engine(), relations=False) == set()
 
 
+@pytest.mark.exhaustive(every=3, first=1)
 @pytest.mark.parametrize(("worker", "layout"), [(worker, LAYOUTS[i % 2]) for i, worker in enumerate(DRIVEN)])
 def test_before_the_fix_a_tolerated_failure_fails_every_later_step(engine, worker, layout):
     old = engine("pre-fix", layout)
