@@ -17,6 +17,9 @@ EXIT_STATUS: Final = 2
 """As everywhere in the suite: what was to be executed was not."""
 FOLDER: Final = Path(__file__).parent
 
+LONGEST: Final = ("test_long_run.py", "test_two_gpus.py")
+"""Modules with a single test of a minute or more."""
+
 _verdicts = pytest.StashKey[Verdicts]()
 
 
@@ -48,7 +51,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what the ledger knows. An entry without a test is an error, unless only a part was asked for."""
+    """Mark what the ledger knows. An entry without a test is an error, unless only a part was asked for.
+
+    What takes longest comes first, so that no process is left alone with it in the end.
+    """
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     unused = ledger.apply(ledger.read(FOLDER / ledger.FILE), items, FOLDER)
     options = config.option
     whole = not (options.keyword or options.markexpr or options.deselect or options.ignore)

@@ -1,7 +1,7 @@
-"""One seeded defect on the device, in a process that it may cost: ``python -m gpu_tests.hunting ID``.
+"""Seeded defects on the device, in a process that they may cost: ``python -m gpu_tests.hunting ID...``.
 
-Prints a line of JSON for the engine as it is, and one with the defect: invariants that are violated, and the error if
-the device was lost to it.
+Prints two lines of JSON for each, for the engine as it is and with the defect: invariants that are violated, and the
+error if the device was lost to it. That ends the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def hunt(id: str, *, with_bug: bool) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    for with_bug in (False, True):
-        print(json.dumps(hunt(sys.argv[1], with_bug=with_bug)), flush=True)
-    # A device that may be lost is not taken down.
-    os._exit(0)
+    for id in sys.argv[1:]:
+        for with_bug in (False, True):
+            seen = hunt(id, with_bug=with_bug)
+            print(json.dumps({"id": id, "with_bug": with_bug, **seen}), flush=True)
+            if seen["lost"]:
+                # A device that is lost is not taken down.
+                os._exit(0)

@@ -35,7 +35,7 @@ PARTS = 4
 """Of a search, so that no process is left with much more than the others."""
 
 bounded = settings(
-    max_examples=9,
+    max_examples=6,
     deadline=None,
     database=None,
     phases=(Phase.generate,),
@@ -66,7 +66,7 @@ def assert_right(scenario: Scenario, on_cuda: Trace) -> None:
 def test_clean_scenarios(worker: str, part: int) -> None:
     @seed(part)
     @bounded
-    @given(scenarios(workers=[worker], backends=BACKENDS))
+    @given(scenarios(workers=[worker], backends=BACKENDS, variants=PortableEngine.variants))
     def hold(scenario: Scenario) -> None:
         assert_right(scenario, on("cuda", scenario))
 
@@ -81,7 +81,7 @@ def test_failing_scenarios(worker: str, part: int) -> None:
 
     @seed(PARTS + part)
     @bounded
-    @given(faulted_scenarios(record=sites, workers=[worker], backends=BACKENDS))
+    @given(faulted_scenarios(record=sites, workers=[worker], backends=BACKENDS, variants=PortableEngine.variants))
     def hold(scenario: Scenario) -> None:
         on_cuda = on("cuda", scenario)
         planned = sum(step.fault is not None for step in scenario.steps[: len(on_cuda.steps)])
