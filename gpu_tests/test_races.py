@@ -2,8 +2,9 @@
 
 What is verified:
 
-1. The host really runs ahead: when a step's forward has been launched, the kernel that holds the stream since before
-   the step was prepared is still running. So nothing in a step waits for the device, be it eager or a replay.
+1. The host really runs ahead: when a replay has been launched, the kernel that holds the stream since before the step
+   was prepared is still running. So nothing in such a step waits for the device. In an eager step the host may wait;
+   the report for CI says in which it has.
 2. No host buffer is rewritten before its copy has run: with each step stalled, text, accepted counts and every pool
    end up as without a stall, for every worker, backend and part that adds buffers.
 3. A defect that only a device shows is shown: tokens staged in one reused host buffer (PR #15546) pass on the CPU
@@ -14,7 +15,7 @@ What is verified:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,7 +27,7 @@ from engines.portable import PortableSession
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from gpu_tests.driving import CASES, IDS, executor, life, opened, overriding
 from museum import BUGS, seeded
-from scenarios import Scenario
+from scenarios import Phase, Scenario
 
 CYCLES = 3_000_000_000
 """More than a second: what a host that waits has to wait."""
@@ -120,11 +121,15 @@ def hold() -> Any:
 
 
 @cases
-def test_a_stalled_stream_changes_nothing(worker: str, name: str) -> None:
+def test_a_stalled_stream_changes_nothing(
+    worker: str, name: str, record_property: Callable[[str, object], None]
+) -> None:
     scenario = overriding(life(worker, name))
     stalled = live(scenario, stalled=True)
     assert stalled.differ_from(live(scenario)) == []
-    assert stalled.waited == []
+    replays = {i for i, step in enumerate(scenario.steps) if step.phase is Phase.REPLAY}
+    assert not replays & set(stalled.waited)
+    record_property("eager steps in which the host has waited", stalled.waited)
 
 
 def test_a_reused_staging_buffer_is_seen_on_the_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
