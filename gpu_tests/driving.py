@@ -18,6 +18,7 @@ from scenarios import (
     Phase,
     Request,
     Scenario,
+    ScenarioError,
     Step,
     Substep,
     Trace,
@@ -36,6 +37,8 @@ RECORDED: Final = ("kv_lens_cuda", "ctx_len", "force_accept_counter")
 Between = Callable[[PortableSession, Step], None]
 Override = dict[str, Any]
 
+_OF_BACKEND: Final[dict[str, Override]] = {"DSA": {"index_topk": 4}}
+"""What a backend needs beside its name."""
 _SEPARATE: Final = {"use_separate_draft_kv_cache": True, "draft_num_blocks": 96, "draft_tokens_per_block": 3}
 
 
@@ -43,9 +46,8 @@ def overrides(worker: str) -> dict[str, Override]:
     """Configurations of a worker: each backend, and each part that adds buffers, in a short form."""
     traits = WORKERS[worker]
     found: dict[str, Override] = {}
-    for name, backend in BACKENDS.items():
-        if traits.sparse or not backend.sparse:
-            found[name] = {"attention_backend": name, "index_topk": 4 if backend.sparse else 0}
+    for name in BACKENDS:
+        found[name] = {"attention_backend": name, **_OF_BACKEND.get(name, {})}
     if traits.separate_draft_kv_cache:
         found["separate"] = {**_SEPARATE, "kv_cache_manager": "V2", "host_offload": True}
     if traits.guides_drafts:
@@ -53,11 +55,6 @@ def overrides(worker: str) -> dict[str, Override]:
     if traits.sa_enhancer:
         found["enhancer"] = {"sa_threshold": 2}
     return found
-
-
-CASES: Final = [(worker, name) for worker in WORKERS for name in overrides(worker)]
-"""Worker, and name of a configuration."""
-IDS: Final = [f"{worker}-{name}" for worker, name in CASES]
 
 
 def config(worker: str, name: str, **more: Any) -> Config:
@@ -114,6 +111,19 @@ def overriding(scenario: Scenario) -> Scenario:
         for step in scenario.steps
     )
     return check(replace(scenario, steps=steps))
+
+
+def _has_life(worker: str, name: str) -> bool:
+    """Whether the worker runs on that backend, and the backend in graphs."""
+    try:
+        return bool(life(worker, name).steps)
+    except ScenarioError:
+        return False
+
+
+CASES: Final = [(worker, name) for worker in WORKERS for name in overrides(worker) if _has_life(worker, name)]
+"""Worker, and name of a configuration."""
+IDS: Final = [f"{worker}-{name}" for worker, name in CASES]
 
 
 @contextmanager

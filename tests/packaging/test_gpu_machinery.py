@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the GPU tests drive the portable engine")
 from engines.portable import PortableEngine
 from gpu_tests import driving, ranks, test_capture_failures, test_graphs, test_museum, test_out_of_memory
 from museum import BUGS
-from scenarios import WORKERS, Fault, FaultKind
+from scenarios import BACKENDS, WORKERS, Fault, FaultKind
 
 EAGLE3 = "Eagle3OneModelWorker"
 
@@ -21,6 +21,12 @@ EAGLE3 = "Eagle3OneModelWorker"
 def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (driving, test_graphs):
         monkeypatch.setattr(module, "DEVICE", "cpu")
+
+
+def test_every_worker_and_backend_is_driven() -> None:
+    assert {worker for worker, _ in driving.CASES} == set(WORKERS)
+    assert {name for _, name in driving.CASES} == {*BACKENDS, "separate", "guided", "enhancer"}
+    assert sum(name == "DSA" for _, name in driving.CASES) == sum(traits.sparse for traits in WORKERS.values())
 
 
 def test_all_scenarios_are_valid() -> None:
