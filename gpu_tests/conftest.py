@@ -5,6 +5,8 @@ pytest calls such a run a success, and so would ``tox -e gpu``. ``--no-require-g
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,15 @@ LONGEST: Final = ("test_long_run.py", "test_two_gpus.py")
 """Modules with a single test of a minute or more."""
 
 _verdicts = pytest.StashKey[Verdicts]()
+
+
+@pytest.fixture(autouse=True)
+def _device_survives() -> Iterator[None]:
+    """After each test the device still computes."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        assert torch.arange(4, device="cuda").sum().item() == 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

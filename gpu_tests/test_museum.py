@@ -14,13 +14,11 @@ What is verified:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
-from gpu_tests.driving import DEVICE, K, config, drive, dummies, generation, life
+from gpu_tests.driving import K, config, drive, dummies, generation, life
 from gpu_tests.processes import ended
 from invariants import verify
 from museum import BUGS, Bug, seeded
@@ -32,12 +30,6 @@ FROZEN = [bug for bug in HERE if bug.kind == "K10"]
 """A graph that goes on with what was can read and write anywhere."""
 PARTS = 3
 AROUND_GRAPHS = [bug for bug in HERE if bug.id.startswith(("TRT-01/", "TRT-04/", "TRT-12/"))]
-
-
-@pytest.fixture(autouse=True)
-def _device_survives() -> Iterator[None]:
-    yield
-    assert torch.arange(4, device=DEVICE).sum().item() == 6
 
 
 def noticed(bug: Bug, scenario: Scenario) -> set[str]:

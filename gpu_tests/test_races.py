@@ -15,7 +15,7 @@ What is verified:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -33,12 +33,6 @@ CYCLES = 3_000_000_000
 """More than a second: what a host that waits has to wait."""
 
 cases = pytest.mark.parametrize(("worker", "name"), CASES, ids=IDS)
-
-
-@pytest.fixture(autouse=True)
-def _device_survives() -> Iterator[None]:
-    yield
-    assert torch.arange(4, device="cuda").sum().item() == 6
 
 
 @dataclass

@@ -16,6 +16,8 @@ CONFTEST = ROOT / "gpu_tests" / "conftest.py"
 TORCH_WITH_GPU = (
     "__version__ = '0'\nclass cuda:\n"
     "    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda: 1)\n"
+    "class arange:\n    def __init__(self, *_, **__): pass\n"
+    "    def sum(self): return self\n    def item(self): return 6\n"
 )
 TORCH_WITHOUT_GPU = TORCH_WITH_GPU.replace("True", "False")
 SKIPPED = (
@@ -150,6 +152,11 @@ def test_a_failure_stays_a_failure(tmp_path: Path) -> None:
     status, output = run(tmp_path, TORCH_WITH_GPU, "def test_d(): assert 0\n")
     assert status == 1
     assert "nothing ran" not in output
+
+
+def test_a_device_that_computes_no_more_is_a_failure(tmp_path: Path) -> None:
+    status, output = run(tmp_path, TORCH_WITH_GPU.replace("return 6", "return 0"), PASSES)
+    assert (status, "1 passed, 1 error" in output) == (1, True)
 
 
 def test_collecting_needs_no_device(tmp_path: Path) -> None:
