@@ -37,7 +37,10 @@ RECORDED: Final = ("kv_lens_cuda", "ctx_len", "force_accept_counter")
 Between = Callable[[PortableSession, Step], None]
 Override = dict[str, Any]
 
-_OF_BACKEND: Final[dict[str, Override]] = {"DSA": {"index_topk": 4}}
+_OF_BACKEND: Final[dict[str, Override]] = {
+    "DSA": {"index_topk": 4},
+    "DEEPSEEK_V4": {"index_topk": 2, "window_size": 3, "compress_ratios": (1, 4, 5), "tokens_per_block": 20},
+}
 """What a backend needs beside its name."""
 _SEPARATE: Final = {"use_separate_draft_kv_cache": True, "draft_num_blocks": 96, "draft_tokens_per_block": 3}
 
