@@ -31,7 +31,7 @@ K: Final = 3
 OWN: Final = ("identity", "worker_state")
 """Labels of tensor objects, which differ from run to run."""
 
-RECORDED: Final = ("kv_lens_cuda", "ctx_len", "force_accept_counter")
+RECORDED: Final = ("kv_lens_cuda", "ctx_len", "force_accept_counter", "matchers", "relaxed_delta_left")
 """What a capture that fails has recorded and not done, and its emulation has done."""
 
 Between = Callable[[PortableSession, Step], None]
