@@ -47,7 +47,8 @@ class Sites:
     """Wraps the seams of an engine instance; ``close()`` puts every attribute back.
 
     Outside a bracket the wrappers only call listeners. What a listener does is never counted nor made to fail;
-    what it raises surfaces as ``HarnessError``. Not thread-safe.
+    what it raises surfaces as ``HarnessError``, but for CUDA errors: they come late, and are not its own. Not
+    thread-safe.
 
     roots, base  source folders whose lines are sites, and what their paths are relative to (see ``Lines``)
 
@@ -202,5 +203,8 @@ class Sites:
             with self._shelter:
                 listener(*args)
         except Exception as error:
+            if "CUDA error" in str(error):
+                # A kernel of the code under test failed; whoever waits for the device first is told.
+                raise
             self._error = HarnessError(f"a listener of {seam.site} failed: {type(error).__name__}: {error}")
             raise self._error from error

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import fuzz.engines
-from fuzz import interrupt
+from fuzz import interrupt, reach
 from fuzz.alone import death, how_it_ended
 from fuzz.events import (
     BatchFinished,
@@ -271,5 +271,6 @@ class Spawned:
             scenario=scenario,
             violation=violation,
             bug=unit.bug,
+            seen_on=reach.of_death(unit.engine, unit.device, unit.bug, scenario, self.stall),
         )
         yield member, FindingFound(finding=finding, cases=0)

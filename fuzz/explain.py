@@ -46,7 +46,8 @@ def explain(finding: Finding, verdict: Verdict | None, name: str) -> Iterator[Li
         if invariant.slug == finding.invariant:
             yield Line(f"    {invariant.statement}")
     seeded = "" if finding.bug is None else f", seeded defect {finding.bug}"
-    yield Line(f"    engine {finding.engine} on {finding.device}{seeded}")
+    seen_on = "" if finding.seen_on is None else f" ({finding.seen_on})"
+    yield Line(f"    engine {finding.engine} on {finding.device}{seen_on}{seeded}")
     where = "" if verdict is None else f"{place(violation)}: "
     yield Line(f"    {where}{violation.message}", marked=True)
     if finding.raised_at is not None:

@@ -115,6 +115,7 @@ def bugs() -> Rows:
             "worker": b.worker,
             "reference": b.reference,
             "caught_by": list(b.caught_by),
+            "on_device": b.on_device,
         }
         for b in BUGS.values()
     ]

@@ -59,7 +59,13 @@ class Replay:
             violation=violation,
             bug=subject.active_bug,
             raised_at=None if self.verdict is None else raised_at(self.verdict.trace),
+            seen_on=self._seen_on(violation.invariant),
         )
+
+    def _seen_on(self, invariant: str) -> str | None:
+        """Where it was found, if this is the same finding on the same device."""
+        found = self.subject.finding
+        return found.seen_on if found and (found.device, found.invariant) == (self.subject.device, invariant) else None
 
     def to_json(self) -> dict[str, Any]:
         """JSON object of the outcome."""

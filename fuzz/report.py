@@ -195,6 +195,7 @@ def finding_document(event: FindingFound) -> dict[str, Any]:
         "actual": violation.actual,
         "message": violation.message,
         "raised_at": finding.raised_at,
+        "seen_on": finding.seen_on,
         "also": list(event.also),
         "cases": event.cases,
         "scenario": scenario_to_json(finding.scenario),
@@ -207,6 +208,8 @@ def finding_lines(event: FindingFound) -> Iterator[str]:
     finding = event.finding
     yield f"{finding.id}  {finding.invariant}  {finding.scenario.config.worker}"
     yield f"    {place(finding.violation)}: {finding.violation.message}"
+    if finding.seen_on is not None:
+        yield f"    {finding.seen_on}"
     if finding.raised_at is not None:
         yield f"    raised at {finding.raised_at}"
     if event.also:

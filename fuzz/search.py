@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException, Unsatisfiable
 
 from engines.base import Engine, run
-from fuzz import interrupt
+from fuzz import interrupt, reach
 from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, planned_faults, raised_at
 from fuzz.draws import each_anew, from_the_seed_alone
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
@@ -309,6 +309,7 @@ class Search:
             violation=violation,
             bug=self.unit.bug,
             raised_at=raised_at(verdict.trace),
+            seen_on=reach.of_violation(self.unit.engine, self.unit.device, scenario, failure.key),
         )
         return FindingFound(finding=finding, cases=self.cases, also=tuple(also))
 

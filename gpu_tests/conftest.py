@@ -1,67 +1,103 @@
-"""The GPU tests either ran or failed: a run without a CUDA device, or in which every test skipped, is an error.
+"""The GPU tests either ran or failed: without a CUDA device, or with something left out, a run exits 2.
 
-pytest calls such a run a success, and so would ``tox -e gpu``.
+pytest calls such a run a success, and so would ``tox -e gpu``. ``--no-require-gpu`` leaves it at that.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-EXIT_STATUS = 2
-"""As everywhere in the suite: nothing was executed."""
+from gpu_tests import ledger
+from gpu_tests.requirements import Verdicts, missing
 
-_verdicts = pytest.StashKey["_Verdicts"]()
+EXIT_STATUS: Final = 2
+"""As everywhere in the suite: what was to be executed was not."""
+FOLDER: Final = Path(__file__).parent
 
+LONGEST: Final = ("test_long_run.py", "test_two_gpus.py")
+"""Modules with a single test of a minute or more."""
 
-class _Verdicts:
-    """Counts the tests of this folder whose body came to a verdict, here or in a process that xdist has started."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self.count = 0
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        ended = report.when == "call" and (not report.skipped or hasattr(report, "wasxfail"))
-        self.count += ended and (self._root / report.fspath).is_relative_to(Path(__file__).parent)
+_verdicts = pytest.StashKey[Verdicts]()
 
 
-def _missing() -> str | None:
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return "torch is not installed; install the build for the CUDA version of this machine"
-    if not torch.cuda.is_available():
-        return f"torch {torch.__version__} finds no CUDA device; run them on a machine with a GPU and its driver"
-    return None
+@pytest.fixture(autouse=True)
+def _device_survives() -> Iterator[None]:
+    """After each test the device still computes."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        assert torch.arange(4, device="cuda").sum().item() == 6
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of these tests."""
+    group = parser.getgroup("gpu_tests")
+    group.addoption(
+        "--require-gpu", action="store_true", dest="require_gpu", default=True, help="exit 2 if tests did not run [on]"
+    )
+    group.addoption("--no-require-gpu", action="store_false", dest="require_gpu", help="leave it to pytest")
+    group.addoption(
+        "--require-gpus", type=int, default=1, metavar="N", help="so many: with 2, none may skip for want of a second"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Count where the whole run is overseen: a process that xdist has started may well be left without a test."""
     if not hasattr(config, "workerinput"):
-        config.stash[_verdicts] = verdicts = _Verdicts(config.rootpath)
+        gpus = config.getoption("--require-gpus")
+        config.stash[_verdicts] = verdicts = Verdicts(config.rootpath, FOLDER, gpus)
         config.pluginmanager.register(verdicts)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """End at once where no GPU test can run."""
     config = session.config
-    if _verdicts in config.stash and not config.option.collectonly and (missing := _missing()):
-        pytest.exit(f"gpu_tests: nothing ran: {missing}", returncode=EXIT_STATUS)
+    if _is_required(config) and (lack := missing(config.getoption("--require-gpus"))):
+        pytest.exit(f"gpu_tests: nothing ran: {lack}", returncode=EXIT_STATUS)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what the ledger knows. An entry without a test is an error, unless only a part was asked for.
+
+    What takes longest comes first, so that no process is left alone with it in the end.
+    """
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+    unused = ledger.apply(ledger.read(FOLDER / ledger.FILE), items, FOLDER)
+    options = config.option
+    whole = not (options.keyword or options.markexpr or options.deselect or options.ignore)
+    if unused and whole and [Path(argument).resolve() for argument in config.args] == [FOLDER]:
+        raise pytest.UsageError(f"{ledger.FILE}: {unused[0].test!r} matches no test; remove the entry")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Turn the success of a run in which nothing ran into a failure."""
-    if _nothing_ran(session.config) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    """Turn the success of a run that left something out into a failure."""
+    if _problem(session.config) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = EXIT_STATUS
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say so."""
-    if _nothing_ran(config):
-        terminalreporter.write_line("gpu_tests: nothing ran: every test was skipped, deselected or never reached")
+    """Say what ran, what did not, and why."""
+    if not _is_counted(config):
+        return
+    terminalreporter.section("GPU tests")
+    for line in config.stash[_verdicts].table():
+        terminalreporter.write_line(line)
+    if problem := _problem(config):
+        terminalreporter.write_line(f"gpu_tests: {problem}")
 
 
-def _nothing_ran(config: pytest.Config) -> bool:
-    return _verdicts in config.stash and not config.option.collectonly and config.stash[_verdicts].count == 0
+def _is_counted(config: pytest.Config) -> bool:
+    return _verdicts in config.stash and not config.option.collectonly
+
+
+def _is_required(config: pytest.Config) -> bool:
+    return _is_counted(config) and bool(config.option.require_gpu)
+
+
+def _problem(config: pytest.Config) -> str | None:
+    return config.stash[_verdicts].problem if _is_required(config) else None

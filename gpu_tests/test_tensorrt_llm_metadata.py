@@ -19,13 +19,12 @@ What is verified:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
@@ -33,6 +32,7 @@ from engines import SEAMS, run
 from engines.tensorrt_llm import TensorrtLlmEngine
 from engines.upstream import DRIVEN, SOURCE_VARIABLE
 from gpu_tests.comparison import assert_same, drivable, on_dsa
+from gpu_tests.requirements import NO_SOURCE
 from invariants import verify
 from scenarios import BACKENDS, WORKERS, Config, Scenario, check
 from strategies import configs, faulted_scenarios, scenarios
@@ -64,16 +64,10 @@ def engine(checkout: str, device: str) -> TensorrtLlmEngine:
     found = next((place for place in places if (place / "tensorrt_llm").is_dir()), None)
     if found is None:
         pytest.skip(
-            f"no checkout {checkout}/ in or beside {asked}: set {METADATA_VARIABLE} to a folder that holds stale/ and "
-            "fixed/, checkouts with DSAtrtllmAttentionMetadata as before and as after PR #16925"
+            f"{NO_SOURCE}: no checkout {checkout}/ in or beside {asked}: set {METADATA_VARIABLE} to a folder that has "
+            "stale/ and fixed/, checkouts with DSAtrtllmAttentionMetadata as before and as after PR #16925"
         )
     return TensorrtLlmEngine(found, device, unguarded=True)
-
-
-@pytest.fixture(autouse=True)
-def _device_survives() -> Iterator[None]:
-    yield
-    assert torch.arange(4, device="cuda").sum().item() == 6
 
 
 def violated(checkout: str, scenario: Scenario, *slugs: str) -> set[str]:

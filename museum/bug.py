@@ -68,6 +68,14 @@ class Bug:
     caught_by: tuple[str, ...]
     apply: Callable[[Patch], None]
 
+    @property
+    def on_device(self) -> bool:
+        """Whether it is hunted on a GPU too: what a graph freezes, what a copy races with, and what both repeat."""
+        return self.kind in _DEVICE_KINDS or self.id.split("/")[0] in _DEVICE_ENTRIES
+
+
+_DEVICE_KINDS: Final = ("K10", "K11")
+_DEVICE_ENTRIES: Final = ("TRT-01", "TRT-04", "TRT-12")
 
 BUGS: dict[str, Bug] = {}
 """Every seeded defect by id, in the order of registration."""

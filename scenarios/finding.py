@@ -39,6 +39,7 @@ class Finding:
 
     engine, device  what ran; ``bug`` is the seeded defect that was active, None for the engine as it is
     raised_at       file:line of the exception that started it, if one did
+    seen_on         "CPU and GPU" or "GPU only" for what was found on a GPU, else None
     """
 
     invariant: str
@@ -48,6 +49,7 @@ class Finding:
     violation: Violation
     bug: str | None = None
     raised_at: str | None = None
+    seen_on: str | None = None
 
     @property
     def id(self) -> str:

@@ -279,18 +279,22 @@ class Observer:
             self._landed, self._in_flight = Substep(UPDATED, 0, flight.phase, fields), None
 
     def failed(self, error: Exception) -> None:
-        """After the executor has handled a failure, which took along what was in flight."""
+        """After the executor has handled a failure, which took along what was in flight.
+
+        Of a device that is lost nothing is read.
+        """
         self._in_flight = None
         fields: Fields = {}
+        lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
         if self._attn_metadata is not None:
-            lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
             fields = self._metadata(self._attn_metadata, device=not lost)
             if not lost:
                 fields.update(self._context_lengths(), **self._tree_fields(), **self._counter(), **self._tables())
         fields.update(slot_fields(self._executor.spec_resource_manager), **self._caches.ledger())
-        fields.update(
-            matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
-        )
+        if not lost:
+            fields.update(
+                matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
+            )
         fields.update(self._racing_copies())
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)

@@ -314,6 +314,15 @@ class TestHarnessErrors:
         assert "tolerated" not in metadata.log
         assert isinstance(caught.value.__cause__, KeyError)
 
+    def test_a_lost_device_is_the_engines_failure_whoever_is_told(self, metadata: Metadata) -> None:
+        def waits(*_: Any) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+        seam = Seam("metadata.prepare", metadata, "prepare", SiteClass.LAUNCH, after=waits)
+        with Sites([seam]) as sites, sites.bracket():
+            with pytest.raises(RuntimeError, match="^CUDA error"):
+                metadata.prepare()
+
     def test_it_surfaces_although_the_engine_swallowed_it(self, metadata: Metadata) -> None:
         with Sites([self.broken(metadata, "before")]) as sites:
             with pytest.raises(HarnessError), sites.bracket():

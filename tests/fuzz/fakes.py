@@ -222,3 +222,10 @@ class Refusing(Sound):
 
     def __init__(self, device: str = "cpu") -> None:
         raise UsageError("--engine: this engine needs another machine; use that one")
+
+
+class OnlyOnCuda(Forgetful):
+    """As ``Forgetful``, and only on a GPU."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        return super().tamper(step, done) if self.device == "cuda" else done

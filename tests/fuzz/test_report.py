@@ -69,6 +69,7 @@ def test_the_json_document() -> None:
                 "actual": 0,
                 "message": "num_contexts is 0 and should be 1: so it was at prepared",
                 "raised_at": "speculative/mtp.py:12",
+                "seen_on": None,
                 "also": ["derived-counters-consistent", "layout-equals-reference"],
                 "cases": 6,
                 "scenario": scenario_to_json(MIXED),

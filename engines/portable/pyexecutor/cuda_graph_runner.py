@@ -66,11 +66,24 @@ class CUDAGraphRunner:
     ) -> dict[str, Tensor]:
         """Run the forward ``warmup_steps`` times and capture it; all of them on one preparation.
 
-        ``postprocess_fn`` takes back what a forward did to its inputs.
+        ``postprocess_fn`` takes back what a forward did to its inputs. If the capture fails, graph and metadata are
+        dropped: the draft loop may have left some of it as it had it.
 
         Before each, ``kv_lens_cuda`` is what ``prepare`` wrote: a draft loop moves it, and without that it would
         drift past the pages (PR #11696).
         """
+        try:
+            return self._warm_up_and_capture(key, forward_fn, inputs, postprocess_fn)
+        except BaseException:
+            self.graphs.pop(key, None)
+            if not any(captured.graph for captured in self.graphs.values()):
+                # A pool ends with its last graph, and its handle with it.
+                self.memory_pool = None
+            raise
+
+    def _warm_up_and_capture(
+        self, key: GraphKey, forward_fn: ForwardFn, inputs: Inputs, postprocess_fn: Callable[[Inputs], None]
+    ) -> dict[str, Tensor]:
         attn_metadata = inputs["attn_metadata"]
         kv_lens = getattr(attn_metadata, "kv_lens_cuda", None)
         kv_lens = None if kv_lens is None else kv_lens[: attn_metadata.num_seqs].clone()

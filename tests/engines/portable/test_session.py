@@ -11,6 +11,7 @@ import torch
 
 from engines.base import SEAMS, TORCH
 from engines.portable import PortableEngine, PortableSession
+from engines.portable.observation import Observer
 from engines.portable.speculative.interface import SpecWorkerBase
 from scenarios import FIELDS, Config, Fault, FaultKind, Phase, Request, Scenario, ScenarioError, Step, UsageError
 from scenarios import WORKERS as TRAITS
@@ -169,6 +170,24 @@ def test_rows_of_requests_that_an_unplanned_failure_ended_are_left_out(monkeypat
     assert [s.name for s in not_at_all.substeps[:1]] == ["prepared"]
     assert not_at_all.substeps[0]["request_ids"] == [2]
     assert session.step(replace(case.steps[4], generations=generations([0]))).substeps == ()
+
+
+def test_nothing_is_read_of_a_device_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = mixed(EAGLE, 2)
+    case = replace(case, config=replace(case.config, guided_decoding=True))
+    session = opened(case)
+    session.step(case.steps[0])
+
+    def lost(*args: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(session._executor.sampler, "sample_async", lost)
+    monkeypatch.setattr(Observer, "_on_cuda", True)
+    failed = session.step(case.steps[1])
+    fields = failed.substeps[-1].fields
+    assert (failed.outcome, failed.injected) == ("fatal", False)
+    assert "_seq_lens" in fields
+    assert not {"_seq_lens_cuda", "kv_lens_cuda", "kv_cache_block_offsets", "matchers"} & fields.keys()
 
 
 def test_a_step_that_could_not_come_next_is_refused() -> None:

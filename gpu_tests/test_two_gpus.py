@@ -1,0 +1,64 @@
+"""Two ranks of attention data parallelism on two GPUs, one process a rank, with collectives over NCCL.
+
+What is verified:
+
+1. Each rank's run, a graph with collectives in it included, is the run on a CPU whose other rank is data, value by
+   value; so what the other rank tells and sends is what the scenario says.
+2. Both ranks record the same collectives in the same order, step by step, also where one of them is idle or its graph
+   is padded.
+3. It is skipped, with a reason that is printed, where there is one GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_tests.requirements import ONE_GPU
+from scenarios import WORKERS
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 110
+
+
+def lived() -> list[dict[str, Any]]:
+    """What each rank says of each worker."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "gpu_tests.ranks"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(port)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        outputs = [process.communicate(timeout=SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, error) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, error[-3000:]
+    lines = [[json.loads(line) for line in output.splitlines() if line.startswith("{")] for output, _ in outputs]
+    return [{entry["worker"]: entry for entry in entries} for entries in lines]
+
+
+def test_two_ranks_over_nccl() -> None:
+    """One test, so that two processes start once."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"{ONE_GPU}: torch finds {torch.cuda.device_count()}")
+    one, other = lived()
+    assert one.keys() == other.keys() == WORKERS.keys()
+    for worker in WORKERS:
+        for rank in (one, other):
+            assert (rank[worker]["errors"], rank[worker]["differences"]) == ([], []), worker
+        assert one[worker]["collectives"] == other[worker]["collectives"], worker
+        assert all(one[worker]["collectives"]), worker
