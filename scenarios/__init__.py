@@ -21,8 +21,9 @@ from scenarios.model import (
     Step,
     WorkerTraits,
 )
+from scenarios.plans import RequestState, RowPlan
 from scenarios.ranks import batches, kept_in_step, padding
-from scenarios.schedule import RequestState, RowPlan, Schedule, check, walk
+from scenarios.schedule import Schedule, check, walk
 from scenarios.trace import FIELDS, StepTrace, Substep, Trace
 
 __all__ = [

@@ -184,6 +184,17 @@ FIELDS: Final[dict[str, str]] = {
     "draft_kv_tokens": "request -> tokens granted in a separate draft KV cache",
     "draft_kv_blocks": "request -> pages owned there, in order",
     "draft_free_blocks": "pages there that nobody owns",
+    # Block reuse (config.enable_block_reuse): updated, failed. A page is known by the tokens up to its end and, where a
+    # drafter is a token ahead, the one after it; in order of known_pages, and the same for a separate draft KV cache.
+    "reused_tokens": "request -> tokens of its prompt that it found in known pages",
+    "known_pages": "ascending: [requests that have the page, tokens of its key...]",
+    "known_page_ids": "what the manager calls each of them",
+    "known_kv": "entries that each of them holds of the target",
+    "known_draft_kv": "entries that each of them holds of the drafter, in the cache that the drafter has",
+    "reclaim_order": "indices in known_pages of those that nobody has, in the order in which they would be taken",
+    "draft_known_pages": "known_pages of a separate draft KV cache",
+    "draft_known_page_ids": "known_page_ids there",
+    "draft_reclaim_order": "reclaim_order there",
     "connector_block_ids": "request -> pages that a KV connector was told of; updated",
     "py_rewind_len": "request -> tokens rewound after this step (generations of this step)",
     "py_num_accepted_draft_tokens": "request -> accepted drafts of this step, without the target's own token",
