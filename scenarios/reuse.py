@@ -1,9 +1,9 @@
 """Block reuse: which pages of the KV caches are known by what they hold, and how much of a prompt is found in them.
 
 A page that is full of prompt tokens is *known* once the step that has computed the last chunk of that prompt is
-processed, by the tokens up to its end and ``look_ahead`` tokens more: a drafter's slot may hold the token after its own.
-If the same is known of another page already, it is not of this one. A request that starts takes the known pages of its
-prompt's beginning, together with those who have them. Known pages that nobody has are free, and keep what they hold
+processed, by the tokens up to its end and ``look_ahead`` tokens more, as a drafter's slot may hold the token after its
+own. If the same is known of another page already, it is not of this one. A request that starts takes the known pages of
+its prompt's beginning, together with those who have them. Known pages that nobody has are free, and keep what they hold
 until there is no other free page: then those go first that were released first, and of one request the last ones.
 
 The tokens that a prompt reuses are the same in every cache, so a multiple of each cache's page, and leave one token at
