@@ -19,6 +19,7 @@ from math import lcm
 
 from scenarios.errors import require
 from scenarios.model import BACKENDS, Config, Request
+from scenarios.plans import RowPlan
 
 Key = tuple[int, ...]
 
@@ -85,11 +86,6 @@ class KnownPages:
         held = {request: list(keys) for request, keys in self.held.items()}
         return KnownPages(self.size, dict(self.owners), dict(self.cached), held)
 
-    def keys(self, prompt: Sequence[int], ahead: int, tokens: int) -> list[Key]:
-        """Keys of the pages of the first ``tokens`` tokens of a prompt that can be known."""
-        end = min(tokens, len(prompt) - ahead)
-        return [tuple(prompt[: i + ahead]) for i in range(self.size, end + 1, self.size)]
-
     def found(self, keys: Sequence[Key]) -> int:
         """Tokens at the beginning of a prompt with these keys that known pages hold."""
         for i, key in enumerate(keys):
@@ -131,22 +127,28 @@ class KnownPages:
             del self.cached[key]
 
 
+@dataclass
 class Reuse:
-    """What a schedule knows of block reuse; without ``Config.enable_block_reuse`` nothing ever is known.
+    """What a schedule knows of block reuse; without ``Config.enable_block_reuse`` it is told nothing and changes nothing.
 
     ``landing`` and ``ending`` are the requests whose prompt the last step has completed and that end with it, in the
     order in which that happens when it is processed.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.enabled = config.enable_block_reuse
-        self.ahead = look_ahead(config)
-        self.unit = lcm(*(size for _, size in config.pools))
-        self.prompts: dict[int, list[int]] = {}
-        self.pools = [KnownPages(size) for _, size in config.pools]
-        self.landing: list[int] = []
-        self.ending: list[int] = []
+    config: Config
+    prompts: dict[int, list[int]] = field(default_factory=dict)
+    pools: list[KnownPages] = field(default_factory=list)
+    landing: list[int] = field(default_factory=list)
+    ending: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.enabled and not self.pools:
+            self.pools = [KnownPages(size) for _, size in self.config.pools]
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is any."""
+        return self.config.enable_block_reuse
 
     def add(self, request: Request) -> None:
         """Let a request enter."""
@@ -155,40 +157,50 @@ class Reuse:
 
     def fork(self) -> Reuse:
         """A copy that can be advanced on trial."""
-        other = Reuse(self.config)
-        other.prompts = dict(self.prompts)
-        other.pools = [pool.fork() for pool in self.pools]
-        other.landing, other.ending = list(self.landing), list(self.ending)
-        return other
+        if not self.enabled:
+            return self
+        pools = [pool.fork() for pool in self.pools]
+        return Reuse(self.config, dict(self.prompts), pools, list(self.landing), list(self.ending))
 
     def found(self, request: int) -> int:
         """Tokens of its prompt that a request would reuse if it started now."""
         if not self.enabled:
             return 0
-        prompt = self.prompts[request]
-        most = min(pool.found(pool.keys(prompt, self.ahead, len(prompt) - 1)) for pool in self.pools)
-        return most // self.unit * self.unit
+        unit = lcm(*(pool.size for pool in self.pools))
+        most = min(pool.found(self._keys(pool, request, len(self.prompts[request]) - 1)) for pool in self.pools)
+        return most // unit * unit
 
-    def claim(self, request: int, tokens: int) -> None:
-        """Let a request start with so many tokens of its prompt."""
-        for pool in self.pools:
-            pool.claim(request, pool.keys(self.prompts[request], self.ahead, tokens))
+    def claim(self, rows: Collection[RowPlan]) -> None:
+        """Let requests start with what they reuse."""
+        for row in rows:
+            if row.request is not None and row.reused:
+                for pool in self.pools:
+                    pool.claim(row.request, self._keys(pool, row.request, row.reused))
 
     def shared(self) -> tuple[int, ...]:
         """Of each pool, by how much the pages of all requests together are more than there are."""
         return tuple(pool.shared for pool in self.pools)
 
     def take(self, in_use: Collection[int]) -> None:
-        """Let so many pages of each pool be in use: cached ones give way if there is no other."""
+        """Let so many pages of each pool be in use: known ones that nobody has give way if there is no other."""
         for pool, pages, (blocks, _) in zip(self.pools, in_use, self.config.pools):
             pool.reclaim(blocks - pages)
 
+    def computed(self, request: int) -> None:
+        """The last step completes the prompt of a request."""
+        if self.enabled:
+            self.landing.append(request)
+
+    def ends(self, request: int) -> None:
+        """A request ends with the last step."""
+        if self.enabled:
+            self.ending.append(request)
+
     def land(self) -> None:
         """The last step has been processed: prompts are computed, then requests end."""
-        for request in self.landing if self.enabled else ():
+        for request in self.landing:
             for pool in self.pools:
-                prompt = self.prompts[request]
-                pool.store(request, pool.keys(prompt, self.ahead, len(prompt)))
+                pool.store(request, self._keys(pool, request, len(self.prompts[request])))
         for request in self.ending:
             for pool in self.pools:
                 pool.release(request)
@@ -198,3 +210,9 @@ class Reuse:
         """A step has failed, and with it every request that had a page."""
         self.pools = [KnownPages(pool.size) for pool in self.pools]
         self.landing, self.ending = [], []
+
+    def _keys(self, pool: KnownPages, request: int, tokens: int) -> list[Key]:
+        """Keys of the pages of the first ``tokens`` tokens of a prompt that can be known."""
+        prompt, ahead = self.prompts[request], look_ahead(self.config)
+        end = min(tokens, len(prompt) - ahead)
+        return [tuple(prompt[: i + ahead]) for i in range(pool.size, end + 1, pool.size)]

@@ -117,7 +117,7 @@ class Schedule:
         """Let a request end with the last step; with overlap, when that has been processed."""
         state = self.requests[request]
         state.active, state.ending = self.in_flight, self.in_flight
-        self.reuse.ending.append(request)
+        self.reuse.ends(request)
         if not self.in_flight:
             self.reuse.land()
 
@@ -181,8 +181,9 @@ class Schedule:
         for plan in rows:
             if plan.request is not None:
                 self.requests[plan.request].granted = plan.granted
-                if plan.reused:
-                    self.reuse.claim(plan.request, plan.reused)
+        if not self.reuse.enabled:
+            return
+        self.reuse.claim(rows)
         dummies = [plan.granted for plan in rows if plan.request is None]
         held = [s.granted for s in self.requests.values() if s.active]
         self.reuse.take(pages(self.config, [*held, *dummies], self.reuse.shared()))
@@ -192,7 +193,7 @@ class Schedule:
         if plan.is_context:
             state.past = plan.past + plan.query
             if plan.accepted and plan.request is not None:
-                self.reuse.landing.append(plan.request)
+                self.reuse.computed(plan.request)
             made = draft_len if self.config.traits.drafts_for_contexts else 0
         else:
             state.past += plan.accepted
@@ -406,10 +407,8 @@ class Schedule:
                     "end the request earlier or raise config.max_seq_len",
                 )
         held = [s.granted for r, s in self.requests.items() if s.active and r not in seen]
-        trial = self.reuse.fork() if config.enable_block_reuse else self.reuse
-        for row in rows:
-            if row.request is not None and row.reused:
-                trial.claim(row.request, row.reused)
+        trial = self.reuse.fork()
+        trial.claim(rows)
         check_pools(config, (*held, *(r.granted for r in rows)), field, trial.shared())
 
     def _check_graph(self, step: Step, field: str) -> None:
