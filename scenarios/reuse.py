@@ -24,20 +24,21 @@ from scenarios.plans import RowPlan
 Key = tuple[int, ...]
 
 
+def reuses_on(config: Config) -> bool:
+    """Whether block reuse is combined with a configuration's worker and attention backend."""
+    traits = config.traits
+    return traits.chunked_prefill and not (traits.keeps_context or BACKENDS[config.attention_backend].one_page)
+
+
 def check_reuse(config: Config) -> None:
     """Raise ``ScenarioError`` for what is not combined with block reuse."""
     if not config.enable_block_reuse:
         return
     traits, name = config.traits, "config.enable_block_reuse"
-    require(
-        not traits.keeps_context,
-        name,
-        f"the drafter of {config.worker} keeps a context that no page has",
-        "leave it out",
-    )
-    require(traits.chunked_prefill, name, f"{config.worker} computes a prompt in one", "leave it out")
-    backend = config.attention_backend
-    require(not BACKENDS[backend].one_page, name, f"{backend} has no page that is full", "leave it out")
+    problem = f"the drafter of {config.worker} keeps a context that no page has"
+    require(not traits.keeps_context, name, problem, "leave it out")
+    require(traits.chunked_prefill, name, f"{config.worker} computes all of a prompt, in one", "leave it out")
+    require(reuses_on(config), name, f"no page of {config.attention_backend} is ever full", "leave it out")
     require(
         config.attention_dp_size == 1,
         "config.attention_dp_size",
@@ -129,7 +130,7 @@ class KnownPages:
 
 @dataclass
 class Reuse:
-    """What a schedule knows of block reuse; without ``Config.enable_block_reuse`` it is told nothing and changes nothing.
+    """What a schedule knows of block reuse; without ``Config.enable_block_reuse`` it keeps nothing.
 
     ``landing`` and ``ending`` are the requests whose prompt the last step has completed and that end with it, in the
     order in which that happens when it is processed.

@@ -15,7 +15,8 @@ from scenarios.trees import most_nodes
 from strategies.acceptance import draw_thinking, draw_variants
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
 from strategies.layout import Room, pages
-from strategies.sizes import least_draft_len, prompt_lens
+from strategies.prefixes import draw_prompt
+from strategies.sizes import least_draft_len
 
 DENSE: Final = ("TRTLLM",)
 """The backend that all workers run on."""
@@ -228,13 +229,8 @@ def _requests(
 
 def draw_request(draw: Draw, config: Config, request: int, longest: int) -> Request:
     """The request with this id and a prompt of at most ``longest`` tokens."""
-    prompt_len = draw_prompt_len(draw, config, longest)
-    return Request(id=request, prompt_len=prompt_len, thinking=draw_thinking(draw, config))
-
-
-def draw_prompt_len(draw: Draw, config: Config, longest: int) -> int:
-    """The length of a prompt of at most ``longest`` tokens."""
-    return choose(draw, prompt_lens(config, longest))
+    prompt = draw_prompt(draw, config, request, longest)
+    return Request(id=request, thinking=draw_thinking(draw, config), **prompt)
 
 
 def room_of(strategy: str, config: Config) -> Room:

@@ -137,6 +137,7 @@ def _variant(random: Random, name: str) -> dict[str, Any]:
         "draft_vocab_map": True,
         "guided_decoding": True,
         "overlap": True,
+        "enable_block_reuse": True,
     }
     return {name: numbers[name]} if name in numbers else {}
 

@@ -1,4 +1,4 @@
-"""What the observer reads of block reuse: which pages are known of each cache, what they hold, and who has found them."""
+"""What the observer reads of block reuse: the known pages of each cache, what they hold, and who has found some."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTENT = {TARGET_LAYER: "known_kv", DRAFT_LAYER: "known_draft_kv"}
 
 
 def reusable_fields(executor: PyExecutor) -> dict[str, Any]:
-    """Fields of active requests and of every known page; none without block reuse."""
+    """Fields of the requests that own pages and of every known page; none without block reuse."""
     fields: dict[str, Any] = {}
     for prefix, manager in zip(("", "draft_"), executor.kv_cache_managers):
         blocks = manager.reusable_blocks
@@ -25,5 +25,7 @@ def reusable_fields(executor: PyExecutor) -> dict[str, Any]:
         places = manager._memory_pool_indices(ids)
         for layer in manager.layer_offsets.keys() & _CONTENT.keys():
             fields[_CONTENT[layer]] = manager.get_buffers(layer)[places].tolist()
-    reused = {i: request.prepopulated_prompt_len for i, request in executor.active_requests.items()}
-    return {**fields, "reused_tokens": reused}
+    flight = executor.previous_batch
+    launched = () if flight is None else flight.iteration.batch.all_requests()
+    requests = executor.active_requests | {request.py_request_id: request for request in launched}
+    return {**fields, "reused_tokens": {i: requests[i].prepopulated_prompt_len for i in executor.held_requests}}
