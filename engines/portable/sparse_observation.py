@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import chain, repeat
 from typing import Any, Final
 
 from torch import Tensor
@@ -93,7 +93,9 @@ class SparseObserver:
         """Where all keys of the contexts are, the cached ones too."""
         if not _is_portable(attn) or not attn.num_contexts:
             return {}
-        rows = [row for row, kv in enumerate(self._kv_lens[: attn.num_contexts]) for _ in range(kv)]
+        manager = self._managers[self._referred(attn)]
+        ratio = manager.tokens_per_block // manager.index_tokens_per_block
+        rows = [row for row, kv in enumerate(self._kv_lens[: attn.num_contexts]) for _ in range(kv // ratio)]
         return {"fullkv_owners": self._owners_of_data(attn, attn.slot_mapping_fp8_fullkv, rows)}
 
     def expanded_fields(self, attn: Any, *, of_target: bool) -> dict[str, Any]:
@@ -113,7 +115,8 @@ class SparseObserver:
         """Whose each slot is; where it is shared, of the one of ``rows`` if that is an owner."""
         referred = self._referred(attn)
         slots = self._managers[referred].get_indexer_slots(byte_offsets)
-        return [self._owner(referred, slot, row) for slot, row in zip_longest(slots.tolist(), rows)]
+        wanted = chain(rows, repeat(None))
+        return [self._owner(referred, slot, row) for slot, row in zip(slots.tolist(), wanted)]
 
     def _owners_of_scales(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
         referred = self._referred(attn)

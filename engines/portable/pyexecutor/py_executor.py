@@ -215,7 +215,7 @@ class PyExecutor:
             slots.prepare_resources(batch)
 
     def _reuse_prompts(self, batch: ScheduledRequests) -> None:
-        """Let prompts begin behind what every cache has of them: drafters must know what the target does not compute."""
+        """Let prompts begin behind what every cache has of them: a drafter must know what the target skips."""
         pools = [m.reusable_blocks for m in self.kv_cache_managers if m.reusable_blocks is not None]
         if not pools:
             return
