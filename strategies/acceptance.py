@@ -9,7 +9,6 @@ from typing import Final
 from scenarios import Config
 from scenarios import forced_acceptance as forced
 from scenarios.overlap import overlaps_on
-from scenarios.reuse import reuses_on
 from strategies.choices import Draw, choose, digits, pick
 
 _FORCES: Final = (*(0.0,) * 9, 1.0, 0.5, 1.5, 2.75, 3.0, 0.25, 32.0)
@@ -22,7 +21,6 @@ _THINKING: Final = (False, True, True)
 _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
 _OVERLAP: Final = (False, False, False, True)
-_REUSE: Final = (False, False, True)
 
 
 def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Config:
@@ -42,9 +40,6 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     overlap = choose(draw, _OVERLAP) if "overlap" in variants else False
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
     rank = pick(draw, ranks)
-    reuse = choose(draw, _REUSE) if "enable_block_reuse" in variants else False
-    if reuse and ranks == 1:
-        config = with_block_reuse(config)
     if overlap and overlaps_on(config.attention_backend):
         # What it is not combined with gives way, though drawn, too.
         vocabulary = vocabulary and config.traits.draft_vocab
@@ -61,22 +56,6 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         attention_dp_size=ranks,
         attention_dp_rank=rank,
     )
-
-
-def with_block_reuse(config: Config) -> Config:
-    """``config`` with block reuse, if its worker and backend have it.
-
-    Pages of two sizes seldom end together, where a prompt could be reused from: the drafter's are made as long as the
-    target's, or half as long.
-    """
-    if not reuses_on(config):
-        return config
-    size, block = config.draft_tokens_per_block, config.tokens_per_block
-    if size and block % size:
-        wanted = block if block % 2 or size > block else block // 2
-        blocks = -(-config.draft_num_blocks * size // wanted)
-        config = replace(config, draft_tokens_per_block=wanted, draft_num_blocks=blocks + 1)
-    return replace(config, enable_block_reuse=True)
 
 
 def draw_thinking(draw: Draw, config: Config) -> bool:

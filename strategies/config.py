@@ -15,7 +15,7 @@ from scenarios.trees import most_nodes
 from strategies.acceptance import draw_thinking, draw_variants
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
 from strategies.layout import Room, pages
-from strategies.prefixes import draw_prompt
+from strategies.prefixes import draw_block_reuse, draw_prompt
 from strategies.sizes import least_draft_len
 
 DENSE: Final = ("TRTLLM",)
@@ -162,7 +162,8 @@ def _configs(
     if separate and config.traits.separate_draft_kv_cache:
         config = _with_draft_cache(config, choose(draw, _BLOCKS))
     config = _sized_for_backend(draw, config)
-    return draw_variants(draw, _tighten(draw, config, tight) if tight else config, variants)
+    config = draw_variants(draw, _tighten(draw, config, tight) if tight else config, variants)
+    return draw_block_reuse(draw, config) if "enable_block_reuse" in variants else config
 
 
 def _sized_for_backend(draw: Draw, config: Config) -> Config:

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 from typing import Any, Final
 
 from scenarios import Config
+from scenarios.reuse import reuses_on
 from strategies.choices import Draw, choose
+from strategies.layout import pages
 from strategies.sizes import prompt_lens
 
-_SOURCES: Final = (None, 0, 0, 0, -1)
+_REUSES: Final = (False, False, True)
+_LONG_PAGE: Final = 4
+"""Tokens that a page has at most where it is to be reused."""
+_SOURCES: Final = (None, 0, 0, 0, 0, 0, -1)
 """Whose beginning a prompt has: its own, mostly that of the first one, sometimes that of the one before."""
+
+
+def draw_block_reuse(draw: Draw, config: Config) -> Config:
+    """``config`` now and then with block reuse, if that is combined with it, and with pages that make it happen.
+
+    Of a prompt full pages are reused, so they are short. And pages of two sizes seldom end together: the drafter's are
+    made as long as the target's, or half as long.
+    """
+    if not choose(draw, _REUSES) or not reuses_on(config) or config.attention_dp_size > 1:
+        return config
+    if not config.compress_ratios and config.tokens_per_block > _LONG_PAGE:
+        size = config.tokens_per_block - _LONG_PAGE
+        blocks = pages(config.num_blocks * config.tokens_per_block, size)
+        config = replace(config, tokens_per_block=size, num_blocks=blocks)
+    size, block = config.draft_tokens_per_block, config.tokens_per_block
+    if size and block % size:
+        wanted = block if block % 2 or size > block else block // 2
+        blocks = pages(config.draft_num_blocks * size, wanted)
+        config = replace(config, draft_tokens_per_block=wanted, draft_num_blocks=blocks)
+    return replace(config, enable_block_reuse=True)
 
 
 def draw_prompt(draw: Draw, config: Config, request: int, longest: int) -> dict[str, Any]:
@@ -29,7 +55,7 @@ def draw_prompt(draw: Draw, config: Config, request: int, longest: int) -> dict[
 
 
 def _prefix_lens(prompt_len: int, unit: int) -> tuple[int, ...]:
-    """All of the prompt, and where the tokens part around the end of a page: just behind it, at it, just before it."""
+    """All of the prompt, or up to where the tokens part around the end of a page: just behind it, at it, before it."""
     ends = range(unit, prompt_len, unit)
     near = [n for end in ends for n in (end + 1, end, end + 1, end - 1) if 1 <= n < prompt_len]
-    return (prompt_len, *near, prompt_len)
+    return (prompt_len, *near, *(prompt_len,) * len(near))
