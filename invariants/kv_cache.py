@@ -73,8 +73,9 @@ def _balanced(step: StepCase, moment: Moment, pool: Pool, check: Check) -> None:
     expected = _tokens(step, seen.get("py_rewind_len", {}), of_tokens)
     if expected is not None:
         check.equal(moment, of_tokens, expected, tokens, "what was held, granted and rewound")
-    if of_free in seen:
-        shared = _shared(seen.get(of_blocks, {})) if step.config.enable_block_reuse else 0
+    shares = step.config.enable_block_reuse
+    if of_free in seen and (of_blocks in seen or not shares):
+        shared = _shared(seen[of_blocks]) if shares else 0
         free = pool.num_blocks - sum(map(pool.pages, tokens.values())) + shared
         check.equal(moment, of_free, free, seen[of_free], "pages that nobody owns")
     if of_blocks in seen:
