@@ -142,8 +142,10 @@ def _matched(pool: Pool, moment: Moment, tokens: tuple[int, ...], ahead: int) ->
 
 
 def _first(moment: Moment, row: Row) -> Any:
-    """Position of the first token that a row feeds."""
-    return moment.seen["position_ids"][sum(moment.seen["_seq_lens"][: row.index])]
+    """Position of the first token that a row feeds, None if it feeds none."""
+    lens: list[int] = moment.seen["_seq_lens"]
+    fed = lens[row.index] if row.index < len(lens) else 0
+    return moment.seen["position_ids"][sum(lens[: row.index])] if fed > 0 else None
 
 
 @invariant(

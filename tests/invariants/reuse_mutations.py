@@ -48,6 +48,14 @@ REUSE_MUTATIONS: list[Mutation] = [
     # Everything is computed again, or nothing is left to compute; the drafter goes by what the target knows.
     at("prompts-start-behind-known-pages", SHARED, 1, "prepared", "position_ids", bump(0, by=-4)),
     set_to("prompts-start-behind-known-pages", SHARED, 3, "updated", "reused_tokens", {1: 8, 2: 0}),
+    Mutation(
+        "prompts-start-behind-known-pages",
+        SHARED,
+        at("", SHARED, 1, "prepared", "_seq_lens", put(0, 0)).falsify,
+        1,
+        "prepared",
+        "position_ids",
+    ),
     at("prompts-start-behind-known-pages", APART, 1, "prepared", "position_ids", bump(0, by=1)),
     # A page that was emptied when it was shared; one whose last slot is about the prompt before.
     at("known-pages-hold-their-prompt", SHARED, 1, "updated", "known_kv", put(0, [EMPTY] * 4)),
