@@ -8,14 +8,16 @@ from typing import Any, Final
 
 from scenarios import Config
 from scenarios.reuse import reuses_on
-from strategies.choices import Draw, choose
+from strategies.choices import Draw, choose, pick
 from strategies.layout import pages
 from strategies.sizes import prompt_lens
 
 _REUSES: Final = (False, False, True)
 _LONG_PAGE: Final = 4
 """Tokens that a page has at most where it is to be reused."""
-_SOURCES: Final = (None, 0, 0, 0, 0, 0, -1)
+_FEW: Final = 4
+"""Pages of a prompt that fits into a small pool, and of what may be left in it."""
+_SOURCES: Final = (None, 0, 0, 0, 0, 0, None, -1)
 """Whose beginning a prompt has: its own, mostly that of the first one, sometimes that of the one before."""
 
 
@@ -36,7 +38,20 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
         wanted = block if block % 2 or size > block else block // 2
         blocks = pages(config.draft_num_blocks * size, wanted)
         config = replace(config, draft_tokens_per_block=wanted, draft_num_blocks=blocks)
-    return replace(config, enable_block_reuse=True)
+    return _with_small_pool(draw, replace(config, enable_block_reuse=True))
+
+
+def _with_small_pool(draw: Draw, config: Config) -> Config:
+    """``config``, two times in three with one pool that holds a prompt of a few pages: what it knows soon gives way."""
+    names = ("num_blocks", "draft_num_blocks")[: len(config.pools)]
+    name = choose(draw, (None, names[-1], names[0]))
+    if name is None:
+        return config
+    blocks, size = config.pools[names.index(name)]
+    fed = config.tokens_per_gen_step(config.max_draft_len)
+    least = pages(_FEW * size + config.num_extra_kv_tokens + fed, size) + pick(draw, _FEW)
+    small: dict[str, Any] = {name: min(blocks, least)}
+    return replace(config, **small)
 
 
 def draw_prompt(draw: Draw, config: Config, request: int, longest: int) -> dict[str, Any]:
