@@ -97,7 +97,7 @@ def not_forgotten(patch: Patch) -> None:
     variant="whole-prompt",
     title="A prompt that is known to its end leaves no token to compute",
     reference=_REFERENCE,
-    caught_by=("prompts-start-behind-known-pages", "block-reuse-equals-reference"),
+    caught_by=("prompts-start-behind-known-pages", "steps-complete"),
 )
 def nothing_left(patch: Patch) -> None:
     from engines.portable.pyexecutor.block_reuse import ReusableBlocks
