@@ -33,7 +33,7 @@ _COUNTED: Final = (
     "py_rewind_len",
     "py_num_accepted_draft_tokens",
 )
-_SERVED: Final = (*_COUNTED, "emitted", "sa_requests", "relaxed_delta", "relaxed_delta_left")
+_SERVED: Final = (*_COUNTED, "emitted", "sa_requests", "relaxed_delta", "relaxed_delta_left", "connector_num_tokens")
 _TABLES: Final = (
     "kv_cache_block_offsets",
     "draft_kv_cache_block_offsets",

@@ -272,6 +272,9 @@ class Session:
             "py_rewind_len": {row.request: kv_cache.rewound(row, batch.width) for row in generations},
             "py_num_accepted_draft_tokens": {row.request: len(row.accepted) - 1 for row in generations},
         }
+        if not self._config.overlap:
+            # Drafts that were fed and not accepted are nothing to be saved.
+            fields["connector_num_tokens"] = {i: history.past for i, history in started.items()}
         return Substep(UPDATED, 0, flight.phase, fields | flight.together)
 
     def _caches(self, histories: Mapping[int, History]) -> Fields:

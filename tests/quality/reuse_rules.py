@@ -37,16 +37,13 @@ def page_to_compute(patch: Patch) -> None:
     edit(patch, BlockReuse, "_reusable", change)
 
 
-@rule("the target's pages decide", EAGLE3, "known in two caches")
+@rule("pages of the target's size", EAGLE3, "known in two caches")
 def target_decides(patch: Patch) -> None:
-    """A drafter's cache has whatever the target's has."""
-    right = BlockReuse._reusable
+    """What is reused fills pages of the target's cache, and of the drafter's as many as it may."""
 
     def reusable(self: BlockReuse, prompt: Any) -> int:
-        both, self._pools = self._pools, self._pools[:1]
-        found = right(self, prompt)
-        self._pools = both
-        return found
+        most = min(len(prompt) - 1, *(pool.matched(prompt) for pool in self._pools))
+        return most - most % self._pools[0].size
 
     patch(BlockReuse, "_reusable", reusable)
 
