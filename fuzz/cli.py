@@ -238,7 +238,9 @@ def explain(
     from fuzz.store import Store
     from fuzz.subject import find_subject
 
-    source = lambda: find_subject(name, Store()).on(engine, None)  # noqa: E731
+    def source() -> Subject:
+        return find_subject(name, Store()).on(engine, None)
+
     return commands.replay_all([source], invariants=(), output=commands.Output(as_json=as_json))
 
 

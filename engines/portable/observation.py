@@ -12,6 +12,7 @@ from torch import Tensor
 from engines.portable import cache_observation, compressed_observation
 from engines.portable._utils import is_current_stream_capturing
 from engines.portable.attention.backends.interface import AttentionMetadata
+from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.cache_observation import CacheObserver, Committed
 from engines.portable.compressed_observation import CompressedObserver
@@ -34,6 +35,7 @@ from engines.portable.spec_observation import (
     slot_fields,
     spec_fields,
 )
+from engines.portable.speculative.spec_tree_manager import SpecTreeManager
 from engines.portable.tree_observation import TreeObserver, linear_fields
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
@@ -69,11 +71,12 @@ class Labels:
 
 def _sparse_observer(config: Config, executor: PyExecutor) -> tuple[SparseObserver | None, tuple[str, ...]]:
     """Who reads what a sparse backend has beside a dense one, and its tensors whose identity matters."""
-    backend, managers = BACKENDS[config.attention_backend], executor.kv_cache_managers
+    backend = BACKENDS[config.attention_backend]
+    managers = [manager for manager in executor.kv_cache_managers if isinstance(manager, DSACacheManager)]
     if backend.compressed:
-        return CompressedObserver(managers), compressed_observation.DEVICE_TENSORS  # type: ignore[arg-type]
+        return CompressedObserver(managers), compressed_observation.DEVICE_TENSORS
     if backend.sparse:
-        return SparseObserver(managers), DEVICE_TENSORS  # type: ignore[arg-type]
+        return SparseObserver(managers), DEVICE_TENSORS
     return None, ()
 
 
@@ -129,7 +132,8 @@ class Observer:
         self._context = context
         self._copies = copies
         self._objects = (*_IDENTITY, *sparse_tensors)
-        self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
+        trees = executor.spec_resource_manager
+        self._tree = TreeObserver(trees) if isinstance(trees, SpecTreeManager) else None
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()
         self._phase = Phase.EAGER

@@ -38,7 +38,7 @@ def attention_metadata_class(base: Any) -> type:
 
 
 def _with_lengths(base: Any) -> type:
-    class WithLengths(base):  # type: ignore[misc]
+    class WithLengths(base):
         """Lengths, types and block tables. Buffers are ``max_num_requests`` rows long and keep their address.
 
         draft_kv_cache_block_offsets  block table of the draft manager, None without one
@@ -105,7 +105,7 @@ def _with_lengths(base: Any) -> type:
 
 
 def _with_schedules(base: Any) -> type:
-    class WithSchedules(base):  # type: ignore[misc]
+    class WithSchedules(base):
         """What kernels derive from the lengths, until a hook says that these have changed."""
 
         _mla_scheduler_buffers: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -133,7 +133,7 @@ def _with_schedules(base: Any) -> type:
 
 def _with_linear_drafts(base: Any) -> type:
     @dataclass(kw_only=True)
-    class WithLinearDrafts(base):  # type: ignore[misc]
+    class WithLinearDrafts(base):
         """How many rows each generation feeds, and what they see of each other: one mask for all requests."""
 
         is_spec_decoding_enabled: bool = False
@@ -161,7 +161,7 @@ def _with_linear_drafts(base: Any) -> type:
 
 def _with_trees(base: Any) -> type:
     @dataclass(kw_only=True)
-    class TrtllmAttentionMetadata(base):  # type: ignore[misc]
+    class TrtllmAttentionMetadata(base):
         """With trees of drafts, from the slots of the batch's generations.
 
         spec_tree_width  most rows of a sequence that masks speak of; 0 for linear drafts. The buffers of trees are laid
@@ -226,7 +226,7 @@ def spec_metadata_class(base: Any, no_token: int) -> type:
     if hasattr(base, "populate_context_prompt_lookahead"):
         return base
 
-    class DrivenSpecMetadata(base):  # type: ignore[misc]
+    class DrivenSpecMetadata(base):
         def populate_context_prompt_lookahead(self, context_requests: Sequence[Any]) -> None:
             """Upload the prompt token that follows each context's chunk, if this version has a place for it."""
             tokens = getattr(self, "context_prompt_lookahead_tokens", None)
