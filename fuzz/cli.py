@@ -8,83 +8,37 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-import typer.core
 
-from engines.upstream import SOURCE_VARIABLE
 from faults import raised_at
 from fuzz import engines
+from fuzz.cli_app import (
+    OWN,
+    PROGRAM,
+    DeviceOption,
+    DraftLenOption,
+    EngineOption,
+    FaultsOption,
+    InvariantOption,
+    JsonOption,
+    OptionalBug,
+    ReportOption,
+    SeedOption,
+    SourceOption,
+    WorkerOption,
+    WorkersOption,
+    app,
+)
 from scenarios import UsageError, closest
 
 if TYPE_CHECKING:
     from fuzz.subject import Subject
 
-PROGRAM: Final = "specfuzz"
-OWN: Final = "own"
-"""Stands for the defect that a file names itself."""
 INTERRUPTED: Final = 130
 """Exit status of whoever is ended by Ctrl-C, as shells have it."""
 _SEEDS: Final = 2**31
-
-
-class Commands(typer.core.TyperGroup):
-    """The group of all commands: an unknown one is answered with the closest."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise UsageError(f"COMMAND: no command is called {args[0]!r}; {closest(args[0], self.commands)}")
-        return super().resolve_command(ctx, args)
-
-
-class OptionalBug(typer.core.TyperCommand):
-    """``--with-bug`` may stand alone."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        filled: list[str] = []
-        for arg, after in zip(args, [*args[1:], None]):
-            filled.append(arg)
-            if arg == "--with-bug" and (after is None or after.startswith("-") or Path(after).is_file()):
-                filled.append(OWN)
-        return super().parse_args(ctx, filled)
-
-
-app = typer.Typer(
-    name=PROGRAM,
-    cls=Commands,
-    help="Hunts for departures of a speculative-decoding engine from its specification.",
-    epilog="Exit status: 0 nothing found; 1 findings; 2 usage, environment, or a run that proves nothing.",
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-EngineOption = Annotated[
-    str, typer.Option("--engine", metavar="NAME", help="portable, tensorrt_llm, or your own as module:Class.")
-]
-DeviceOption = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu or cuda.")]
-WorkerOption = Annotated[
-    list[str] | None, typer.Option("--worker", metavar="CLASS", help="Worker to test, repeatable. [default: all]")
-]
-InvariantOption = Annotated[
-    list[str] | None, typer.Option("--invariant", metavar="SLUG", help="Invariant to ask, repeatable. [default: all]")
-]
-FaultsOption = Annotated[
-    str,
-    typer.Option(
-        "--faults", metavar="FAMILIES", help="Where faults strike: seams, torch, lines, with commas; or none."
-    ),
-]
-DraftLenOption = Annotated[
-    int | None, typer.Option("--max-draft-len", metavar="N", help="Largest max_draft_len. [default: 7]")
-]
-SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the search.")]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option("--workers", metavar="N", help="Processes to search with. [default: one per core, if there is work]"),
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -104,28 +58,6 @@ def _program(
     ] = False,
 ) -> None:
     """Hunts for departures of a speculative-decoding engine from its specification."""
-
-
-def _use_source(path: Path | None) -> Path | None:
-    if path is not None:
-        os.environ[SOURCE_VARIABLE] = str(path)
-    return path
-
-
-SourceOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--trtllm-source",
-        metavar="FOLDER",
-        callback=_use_source,
-        help="Checkout that the engine tensorrt_llm drives. [default: the installed package]",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-ReportOption = Annotated[
-    str | None,
-    typer.Option("--report-dir", metavar="FOLDER", help="Folder in which to keep the report and the findings."),
-]
 
 
 @app.command()
@@ -345,6 +277,9 @@ def museum(
     max_cases: Annotated[
         int | None, typer.Option("--max-cases", metavar="N", help="Scenarios per defect. [default: 2000]")
     ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Hunt them again with scenarios drawn without aim, for comparison.")
+    ] = False,
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes to search with.")] = 1,
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
@@ -360,7 +295,27 @@ def museum(
     )
     output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
     processes = options.processes(workers, len(bugs))
-    return commands.museum(target, bugs=bugs, cases=max_cases, processes=processes, output=output)
+    return commands.museum(target, bugs=bugs, cases=max_cases, processes=processes, output=output, baseline=baseline)
+
+
+@app.command()
+def leaks(
+    engine: EngineOption = "portable",
+    device: DeviceOption = "cpu",
+    trtllm_source: SourceOption = None,
+    worker: WorkerOption = None,
+    faults: FaultsOption = "seams",
+    as_json: JsonOption = False,
+    report_dir: ReportOption = None,
+) -> int:
+    """Say what failed steps leave behind in the metadata, and whether it is read: 1 if anything is."""
+    from fuzz import commands, options
+
+    target = options.target(
+        engine=engine, device=device, worker=worker, invariant=None, faults=faults, max_draft_len=None, seed=0
+    )
+    output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
+    return commands.leaks(target, output)
 
 
 @app.command()

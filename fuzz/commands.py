@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import typer
 
 from fuzz import acceptance, doctor, listing
+from fuzz import leaks as triage
 from fuzz.campaign import CampaignPlan, Lanes, campaign
 from fuzz.display import coloured, escaped, watch
 from fuzz.engines import PORTABLE, load
@@ -134,8 +135,13 @@ def sweep(
     return summary.status
 
 
-def museum(target: Target, *, bugs: Sequence[str], cases: int | None, processes: int, output: Output) -> int:
-    """Hunt each seeded defect until it is found; ``FINDINGS`` if one escapes."""
+def museum(
+    target: Target, *, bugs: Sequence[str], cases: int | None, processes: int, output: Output, baseline: bool = False
+) -> int:
+    """Hunt each seeded defect until it is found; ``FINDINGS`` if one escapes.
+
+    With a ``baseline`` they are hunted again, within the same budget, by scenarios drawn without aim.
+    """
     from museum import BUGS
 
     budget = cases or BUG_CASES
@@ -146,8 +152,21 @@ def museum(target: Target, *, bugs: Sequence[str], cases: int | None, processes:
         listing.sites(target)
     start = _start("museum", target, cases=budget * len(bugs))
     _hunt(start, Lanes(units, cases=budget), processes, summary)
+    if baseline:
+        summary.baseline = MuseumSummary(summary.bugs)
+        _hunt(start, Lanes([replace(u, plain=True) for u in units], cases=budget), processes, summary.baseline)
     output.write(summary.to_json(), summary.lines(), [event.finding for event in summary.found.values()])
     return summary.status
+
+
+def leaks(target: Target, output: Output) -> int:
+    """Triage what failed steps leave behind; ``FINDINGS`` if any of it is read."""
+    if not target.faults:
+        raise UsageError("--faults: without a family nothing can fail; write for instance 'seams'")
+    engine = load(target.engine, target.device)
+    failed = [one for worker in target.workers for one in triage.triage(engine, worker, target.faults)]
+    output.write(triage.document(failed), triage.lines(failed))
+    return triage.status(failed)
 
 
 def replay_all(

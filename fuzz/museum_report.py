@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from fuzz.events import BatchFinished, CampaignFinished, Event, FindingFound, HarnessError, Tally
@@ -13,9 +14,13 @@ from museum import Bug
 
 @dataclass
 class MuseumSummary:
-    """The events of a hunt, added up per defect."""
+    """The events of a hunt, added up per defect.
+
+    baseline  the same hunt with scenarios drawn without aim, None without one
+    """
 
     bugs: Sequence[Bug]
+    baseline: MuseumSummary | None = None
     tallies: dict[str, Tally] = field(default_factory=dict)
     found: dict[str, FindingFound] = field(default_factory=dict)
     errors: list[HarnessError] = field(default_factory=list)
@@ -37,7 +42,10 @@ class MuseumSummary:
     def problems(self) -> list[str]:
         """Why a defect that was not found proves nothing, one sentence each."""
         problems = [f"{error.bug or error.worker}: {error.message}" for error in self.errors]
-        return problems if self.finished else [*problems, "cut short before its budget was spent"]
+        if not self.finished:
+            problems.append("cut short before its budget was spent")
+        plain = [] if self.baseline is None else self.baseline.problems
+        return problems + [f"drawn without aim: {problem}" for problem in plain]
 
     @property
     def status(self) -> int:
@@ -51,7 +59,9 @@ class MuseumSummary:
         return {
             "found": len(self.found),
             "total": len(self.bugs),
+            "median": self._medians(),
             "bugs": [self._row(bug) for bug in self.bugs],
+            **({} if self.baseline is None else {"baseline": self.baseline.to_json()}),
             "interrupted": self.interrupted,
             "problems": self.problems,
         }
@@ -73,14 +83,33 @@ class MuseumSummary:
             "finding": None if event is None else event.finding.id,
         }
 
+    def _medians(self) -> dict[str, float | None]:
+        """Cases and seconds of the defect in the middle; None where that one was not found."""
+        rows = [self._row(bug) for bug in self.bugs]
+        medians: dict[str, float | None] = {}
+        for name in ("cases", "seconds"):
+            middle = median(row[name] if row["found"] else float("inf") for row in rows)
+            medians[name] = None if middle == float("inf") else round(middle, 3)
+        return medians
+
+    def _median(self) -> str:
+        cases, seconds = self._medians().values()
+        return "not found" if cases is None or seconds is None else f"{cases:g} cases, {seconds:.1f} s"
+
     def lines(self) -> Iterator[str]:
         """The hunt as a person reads it."""
         head = ("defect", "kind", "found by", "cases", "seconds", "requests", "steps", "finding")
+        compared = () if self.baseline is None else ("without aim", "cases", "seconds")
         rows = []
-        for row in map(self._row, self.bugs):
+        for bug in self.bugs:
+            row = self._row(bug)
             shown = (row["kind"], row["invariant"], row["cases"], row["seconds"], row["requests"], row["steps"])
-            rows.append((row["id"], *("-" if value is None else value for value in (*shown, row["finding"]))))
-        yield from table(head, rows)
+            values = [row["id"], *shown, row["finding"]]
+            if self.baseline is not None:
+                plain = self.baseline._row(bug)
+                values += ["found" if plain["found"] else "not found", plain["cases"], plain["seconds"]]
+            rows.append(tuple("-" if value is None else value for value in values))
+        yield from table((*head, *compared), rows)
         yield ""
         for path in self.interrupted:
             yield f"interrupted: a process was killed from outside in this case: specfuzz replay --with-bug {path}"
@@ -90,3 +119,7 @@ class MuseumSummary:
             example = next(iter(self.found.values())).finding.id
             yield f"each with its timeline: specfuzz explain FINDING, for instance specfuzz explain {example}"
         yield f"{len(self.found)} of {len(self.bugs)} seeded defects found"
+        if self.baseline is not None:
+            yield f"median: {self._median()}"
+            found = len(self.baseline.found)
+            yield f"drawn without aim: {found} of {len(self.bugs)} found, median: {self.baseline._median()}"

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, product
-from typing import Final
+from itertools import chain, islice, product
+from typing import Any, Final
 
+from engines.base import Engine
 from invariants.registry import RELATION, Invariant
 from scenarios import (
     BACKENDS,
@@ -22,13 +23,16 @@ from scenarios import (
     Fault,
     FaultKind,
     Generation,
+    Peer,
     Phase,
     Request,
     Scenario,
     Step,
     WorkerTraits,
+    kept_in_step,
 )
 from scenarios.trees import most_nodes
+from strategies.acceptance import least_agreement, most_agreement
 
 ONE, MOST, MIXED = "one", "most", "mixed"
 ACCEPTANCES: Final = (MIXED, ONE, MOST)
@@ -41,6 +45,21 @@ KINDS: Final = {
     Phase.REPLAY: FaultKind.ERROR,
 }
 """What fails in each phase: what the run survives, if there is such a kind."""
+FATAL: Final = (FaultKind.ERROR, FaultKind.CUDA)
+"""What else fails in one cell of general warm-up, and ends the run."""
+USUAL: Final = ""
+"""Stands for the configuration without any variant."""
+_THRESHOLD: Final = 3
+VARIANTS: Final[dict[str, dict[str, Any]]] = {
+    "force_num_accepted_tokens": {"force_num_accepted_tokens": 1.0},
+    "guided_decoding": {"guided_decoding": True},
+    "attention_dp_size": {"attention_dp_size": 2, "attention_dp_rank": 1},
+    "sa_threshold": {"sa_threshold": _THRESHOLD},
+    "use_separate_draft_kv_cache": {"use_separate_draft_kv_cache": True, "draft_tokens_per_block": 3},
+}
+"""Variants that have a cell of their own, by the field of ``Config`` that asks for them."""
+_PEERS: Final = (Peer(contexts=(3,), generations=1),)
+"""What the other rank runs in each served step."""
 TWIN: Final = "next-step-equals-never-failed-twin"
 """The one relation that is asked: the others are about clean runs, and cost another one each."""
 _TREE_TOPK: Final = 2
@@ -90,6 +109,7 @@ class Cell:
     phase: Phase
     contexts: int
     generations: int
+    variant: str = USUAL
 
     @cached_property
     def config(self) -> Config:
@@ -108,18 +128,31 @@ class Cell:
         prompt = self._prompt_len(rows)
         # Two steps may lead to the one under test, and each may commit all that it feeds.
         longest = prompt + (self.scope.steps + 3) * fed + usual.num_extra_kv_tokens
-        return replace(
+        config = replace(
             usual,
             max_num_requests=max(rows, usual.max_num_requests),
             max_num_tokens=max(rows * max(prompt, fed), usual.max_num_tokens),
             max_seq_len=max(longest, usual.max_seq_len),
             num_blocks=max(rows * -(-longest // usual.tokens_per_block), usual.num_blocks),
         )
+        asked = VARIANTS.get(self.variant, {})
+        if "draft_tokens_per_block" in asked:
+            blocks = -(-config.num_blocks * config.tokens_per_block // asked["draft_tokens_per_block"])
+            return replace(config, **asked, draft_num_blocks=blocks)
+        return replace(config, **asked)
 
     @property
     def traits(self) -> WorkerTraits:
         """Traits of its worker."""
         return WORKERS[self.worker]
+
+    @property
+    def kinds(self) -> tuple[FaultKind, ...]:
+        """What fails in it: in the mixed batch of general warm-up with the longest drafts each kind, else one."""
+        usual = KINDS[self.phase]
+        longest = self.draft_len == self.scope.max_draft_len
+        every = self.phase is Phase.WARMUP and longest and self.contexts == self.generations == 1
+        return (usual, *FATAL) if every else (usual,)
 
     @property
     def lead(self) -> int:
@@ -133,7 +166,7 @@ class Cell:
         """
         rows = self.contexts + self.generations
         steps = [*self._leading(acceptance), self._under_test(acceptance, fault)]
-        if fault is None or self.phase is not Phase.CAPTURE:
+        if not self._is_end(fault):
             if self.phase.is_startup:
                 after = self._serving(0, rows, acceptance)
             elif fault is not None:
@@ -141,9 +174,18 @@ class Cell:
             else:
                 after = self._generating(0, rows, acceptance)
             steps += islice(after, self.scope.steps - 1)
+        if self.config.attention_dp_size > 1:
+            steps = [kept_in_step(self.config, replace(step, peers=_PEERS)) for step in steps]
         served = {row.request for step in steps for row in step.rows if row.request is not None}
         requests = tuple(Request(id=i, prompt_len=self._prompt_len(i % rows)) for i in sorted(served))
         return Scenario(config=self.config, requests=requests, steps=tuple(steps))
+
+    def _is_end(self, fault: Fault | None) -> bool:
+        """Whether the run ends with it: start-up survives lack of memory outside captures, serving all but CUDA."""
+        if fault is None:
+            return False
+        survived = fault.kind is FaultKind.OOM if self.phase.is_startup else fault.kind is not FaultKind.CUDA
+        return self.phase is Phase.CAPTURE or not survived
 
     def _prompt_len(self, row: int) -> int:
         least = self.max_draft_len if self.traits.feeds_history else 0
@@ -191,14 +233,28 @@ class Cell:
         deepest = self.draft_len if self.traits.drafts_for_contexts else 0
         most = self.contexts + self.generations
         return tuple(
-            Context(request=i, chunk=self._prompt_len(i % most), agree=_agree(acceptance, i, deepest))
+            Context(request=i, chunk=self._prompt_len(i % most), agree=self._agree(acceptance, i, deepest))
             for i in range(first, first + rows)
         )
 
     def _rows(self, first: int, rows: int, acceptance: str) -> tuple[Generation, ...]:
+        turn = ACCEPTANCES.index(acceptance)
+        matches = (_THRESHOLD, 0, _THRESHOLD - 1) if self.config.sa_threshold else (0,)
         return tuple(
-            Generation(request=i, agree=_agree(acceptance, i, self.draft_len)) for i in range(first, first + rows)
+            Generation(
+                request=i,
+                agree=self._agree(acceptance, i, self.draft_len),
+                match=matches[(i + turn) % len(matches)],
+            )
+            for i in range(first, first + rows)
         )
+
+    def _agree(self, acceptance: str, row: int, deepest: int) -> int:
+        """The same within what the configuration lets the target agree with, where contexts have drafts at all."""
+        if not deepest:
+            return 0
+        least, most = least_agreement(self.config, deepest), most_agreement(self.config, deepest)
+        return min(max(_agree(acceptance, row, deepest), least), most)
 
 
 def _agree(acceptance: str, row: int, deepest: int) -> int:
@@ -220,10 +276,12 @@ class Point:
         return self.cell.scenario(self.acceptance, self.fault)
 
 
-def cells(scope: Scope, worker: str, backends: Collection[str]) -> Iterator[Cell]:
+def cells(scope: Scope, worker: str, backends: Collection[str], variants: Collection[str] = ()) -> Iterator[Cell]:
     """All cells of a worker on those of the attention backends that it runs on, always in the same order.
 
     A worker that follows a runtime draft length has its largest fixed; for another each length is the largest.
+    Then, with the longest drafts, one served batch of a context and a generation for each of the ``variants`` that it
+    has, on the first backend.
     """
     traits = WORKERS[worker]
     fitting = [name for name in BACKENDS if name in backends and (traits.sparse or not BACKENDS[name].sparse)]
@@ -234,7 +292,11 @@ def cells(scope: Scope, worker: str, backends: Collection[str]) -> Iterator[Cell
         if not contexts or phase not in (Phase.CAPTURE, Phase.REPLAY)
     ]
     draft_lens = range(traits.min_draft_len, scope.max_draft_len + 1)
-    for number, (backend, draft_len, (phase, contexts, generations)) in enumerate(product(fitting, draft_lens, shapes)):
+    usual = ((USUAL, *cell) for cell in product(fitting, draft_lens, shapes))
+    longest, mixed = scope.max_draft_len, (Phase.EAGER, 1, 1)
+    offered = [name for name in VARIANTS if name in variants and _has(traits, name)] if scope.max_batch > 1 else []
+    others = ((name, fitting[0], longest, mixed) for name in offered)
+    for number, (variant, backend, draft_len, (phase, contexts, generations)) in enumerate(chain(usual, others)):
         yield Cell(
             scope=scope,
             number=number,
@@ -245,7 +307,25 @@ def cells(scope: Scope, worker: str, backends: Collection[str]) -> Iterator[Cell
             phase=phase,
             contexts=contexts,
             generations=generations,
+            variant=variant,
         )
+
+
+def _has(traits: WorkerTraits, variant: str) -> bool:
+    """Whether a worker has a variant."""
+    return {
+        "force_num_accepted_tokens": traits.drafts_for_contexts,
+        "guided_decoding": not traits.tree,
+        "attention_dp_size": True,
+        "sa_threshold": traits.sa_enhancer,
+        "use_separate_draft_kv_cache": traits.separate_draft_kv_cache,
+    }[variant]
+
+
+def variants_of(engine: Engine) -> tuple[str, ...]:
+    """The variants that an engine offers."""
+    plain = getattr(engine, "plain_caches", False)
+    return (*getattr(engine, "variants", ()), *(() if plain else ("use_separate_draft_kv_cache",)))
 
 
 def layouts(max_batch: int) -> Iterator[tuple[int, int]]:
@@ -258,7 +338,8 @@ def layouts(max_batch: int) -> Iterator[tuple[int, int]]:
 def points(cell: Cell, sites: Mapping[str, int]) -> Iterator[Point]:
     """The clean scenario of a cell, then each occurrence of each site; acceptance changes from point to point."""
     faults = [
-        Fault(site=site, occurrence=occurrence, kind=KINDS[cell.phase])
+        Fault(site=site, occurrence=occurrence, kind=kind)
+        for kind in cell.kinds
         for site in sorted(sites)
         for occurrence in range(1, sites[site] + 1)
     ]

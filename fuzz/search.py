@@ -14,6 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from random import Random
 from typing import Final, NoReturn
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
@@ -26,11 +29,13 @@ from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, plan
 from fuzz.draws import each_anew, from_the_seed_alone
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
 from fuzz.journal import Case, Journal
+from fuzz.listing import small_scenario
 from fuzz.shrink import shrink
 from fuzz.unit import Unit
 from invariants import Relation, Verdict, all_invariants, verify
 from scenarios import Finding, Scenario, Trace, UsageError
 from strategies import configs, faulted_scenarios, scenarios
+from strategies.plain import plain_scenario
 
 BATCH: Final = 100
 """Most cases of a batch: how often a campaign hears of its progress."""
@@ -137,6 +142,8 @@ class Search:
         """Scenarios, clean or with a fault."""
         unit = self.unit
         most = MAX_DRAFT_LEN if unit.max_draft_len is None else unit.max_draft_len
+        if unit.plain:
+            return self._plain_cases(batch, most)
         config = configs(
             workers=(unit.worker,),
             backends=self.engine.backends,
@@ -152,6 +159,26 @@ class Search:
 
             kinds.append(faulted_scenarios(record=record, config=config))
         return st.one_of(kinds)
+
+    def _plain_cases(self, batch: Batch, max_draft_len: int) -> st.SearchStrategy[Scenario]:
+        """Scenarios drawn without aim. A site is one that some small scenario passes, whatever this one does."""
+        unit, numbers = self.unit, count()
+        steps = run(self.engine, small_scenario(unit.worker), observe=False, record=unit.faults).steps
+        sites = sorted({site for step in steps for site in step.sites})
+
+        def make(number: int) -> Scenario:
+            return plain_scenario(
+                Random(f"{number} {next(numbers)}"),
+                worker=unit.worker,
+                backends=self.engine.backends,
+                variants=getattr(self.engine, "variants", ()),
+                max_draft_len=max_draft_len,
+                max_steps=MAX_STEPS,
+                sites=sites,
+                record=partial(self._record, batch) if sites else None,
+            )
+
+        return st.integers(0, 2**64 - 1).map(make)
 
     def _record(self, batch: Batch, scenario: Scenario) -> Mapping[str, int]:
         """The fault sites of the last step."""

@@ -14,7 +14,7 @@ from fuzz import interrupt
 from fuzz.audit import SUITE_ERRORS, crash
 from fuzz.events import BatchFinished, Events, HarnessError, Progress, Tally
 from fuzz.journal import Journal
-from fuzz.scope import ACCEPTANCES, MIXED, Cell, Point, Slice, asks, cells, sliced
+from fuzz.scope import ACCEPTANCES, MIXED, Cell, Point, Slice, asks, cells, sliced, variants_of
 from fuzz.search import Batch, EndOfBatch, Search
 from fuzz.unit import Unit
 from invariants import all_invariants
@@ -43,7 +43,9 @@ class Sweep(Search):
 
         A batch that has been heard of is thereby done in every respect, whenever the process is killed.
         """
-        points = list(sliced(self.part, cells(self.part.scope, self.unit.worker, self.engine.backends), self._passes))
+        offered = variants_of(self.engine)
+        within = cells(self.part.scope, self.unit.worker, self.engine.backends, offered)
+        points = list(sliced(self.part, within, self._passes))
         yield from self.broken
         done = self.part.done
         last = min(len(points), done + self.unit.max_cases)
@@ -99,8 +101,9 @@ class Sweep(Search):
         return _sites[key]
 
     def _recorded(self, cell: Cell) -> Mapping[str, int]:
-        # Which sites a step passes depends on its shape alone.
-        scenario = cell.scenario(ACCEPTANCES[0])
+        # Which sites a step passes depends on its shape alone, and not on what follows.
+        whole = cell.scenario(ACCEPTANCES[0])
+        scenario = replace(whole, steps=whole.steps[: cell.lead + 1])
         interrupt.check()
         try:
             with self._noted(scenario):

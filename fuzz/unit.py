@@ -26,6 +26,7 @@ class Unit:
     first         whether to stop at the first finding
     lane          which of the campaign's parallel lines of work it continues
     slice         points of a small scope to run one by one instead of drawing scenarios
+    plain         whether to draw without aim, for comparison
     """
 
     engine: str
@@ -42,6 +43,7 @@ class Unit:
     first: bool = False
     lane: int = 0
     slice: Slice | None = None
+    plain: bool = False
 
 
 def encode(unit: Unit) -> bytes:

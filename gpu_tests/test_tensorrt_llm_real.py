@@ -28,8 +28,9 @@ import pytest
 import torch
 
 from engines import LINES, SEAMS, run
+from engines.leftovers import READ
 from engines.tensorrt_llm import KEYWORD, POSITIONAL, TensorrtLlmEngine, doctor
-from engines.tensorrt_llm.leftovers import READ, evidence
+from engines.tensorrt_llm.leftovers import evidence
 from engines.tensorrt_llm.source import HOW_TO_PROVIDE
 from engines.upstream import DRIVEN, SOURCE_VARIABLE
 from gpu_tests.comparison import assert_same, drivable, values

@@ -30,7 +30,10 @@ _LINE_SITES = [
 
 
 class PortableSession:
-    """One portable engine living through a scenario; see ``engines.base.Session``."""
+    """One portable engine living through a scenario; see ``engines.base.Session``.
+
+    attn_metadata  the long-lived metadata of steps that Python runs
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class PortableSession:
         self._device = device
         self._executor = self._create_executor(config, device)
         self._model: Any = self._executor.model_engine.model
+        self.attn_metadata: Any = self._executor.model_engine.attn_metadata
         self._observer = (
             Observer(config, self._executor, self._model.spec_worker, self._draft_context()) if observe else None
         )

@@ -47,7 +47,6 @@ class TensorrtLlmSession(PortableSession):
         upstream.forget()
         with upstream.active():
             super().__init__(config, requests, device, observe=observe, record=record)
-        self.attn_metadata = self._executor.model_engine.attn_metadata
         self.worker = self._model.spec_worker
 
     def step(self, step: Step) -> StepTrace:

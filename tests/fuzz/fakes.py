@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import reference
-from scenarios import Config, Request, Step, StepTrace, Substep, Trace, UsageError
+from scenarios import Config, Phase, Request, Step, StepTrace, Substep, Trace, UsageError
 
 SITES = {"draft_model.forward": 2, "worker.sample_draft_tokens": 1}
 
@@ -96,6 +96,13 @@ class Twofold(Sound):
         if len(step.contexts) > 1:
             done = edit(done, "prepared", gather_ids=[])
         return edit(done, "updated", free_blocks=-1) if step.draft_len > 2 else done
+
+
+class Stingy(Sound):
+    """Has no page left after the replay of a graph."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        return edit(done, "updated", free_blocks=0) if step.phase is Phase.REPLAY else done
 
 
 class Dying(Sound):

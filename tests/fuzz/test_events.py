@@ -12,6 +12,7 @@ from fuzz.events import (
     Event,
     FindingFound,
     HarnessError,
+    Progress,
     Tally,
     UnitFinished,
     UnitRefused,
@@ -19,8 +20,10 @@ from fuzz.events import (
     decode,
     encode,
 )
+from fuzz.scope import Scope, Slice
 from scenarios import Config, Context, Finding, Request, Scenario, Step, Violation
 
+SLICE = Slice(scope=Scope(max_batch=2, max_draft_len=3, steps=1), number=4, of=9, done=7)
 SCENARIO = Scenario(
     config=Config(worker="MTPEagleWorker", max_draft_len=2),
     requests=(Request(id=0, prompt_len=3),),
@@ -45,6 +48,11 @@ FINDING = Finding(
         BatchFinished(
             worker="PARDWorker",
             tally=Tally(cases=1, steps=2, seconds=0.5, reached={"a": 3}, held={"a": 2}, observed=("num_tokens",)),
+        ),
+        BatchFinished(
+            worker="PARDWorker",
+            tally=Tally(cases=7),
+            progress=Progress(slice=SLICE, complete=True, points={"": 2, "a": 5}, fired={"a": 5}, refused=3),
         ),
         FindingFound(finding=FINDING, cases=4, also=("output-lossless",)),
         HarnessError(worker="PARDWorker", key="k", message="m", scenario=SCENARIO, bug="TRT-01/PARDWorker"),
@@ -74,6 +82,7 @@ def test_a_unit_survives_its_journey() -> None:
         bug="TRT-01/PARDWorker",
         first=True,
         lane=2,
+        slice=SLICE,
     )
     assert unit.decode(unit.encode(sent)) == sent
 

@@ -45,6 +45,7 @@ def test_what_a_hunt_amounts_to(snapshot: Snapshot) -> None:
     assert total.to_json() == {
         "found": 1,
         "total": 2,
+        "median": {"cases": None, "seconds": None},
         "bugs": [
             {
                 "id": FOUND.id,
@@ -74,6 +75,18 @@ def test_what_a_hunt_amounts_to(snapshot: Snapshot) -> None:
         "interrupted": [],
         "problems": [],
     }
+
+
+def test_beside_a_hunt_without_aim(snapshot: Snapshot) -> None:
+    total = summary([*EVENTS, FindingFound(finding=replace(FINDING, bug=ESCAPED.id), cases=150)])
+    total.baseline = summary(EVENTS)
+    snapshot("museum_baseline", "\n".join(total.lines()))
+    assert total.status == 0
+    document = total.to_json()
+    assert document["median"] == {"cases": 81, "seconds": 0.875}
+    assert document["baseline"]["median"] == {"cases": None, "seconds": None}
+    total.baseline.finished = False
+    assert total.problems == ["drawn without aim: cut short before its budget was spent"]
 
 
 def test_all_found_is_a_success() -> None:

@@ -281,3 +281,11 @@ def test_a_failing_case_stays_noted_from_its_judgement_to_its_finding(
     assert judged == shrunk != b""
     assert forgotten == b""
     journal.close()
+
+
+def test_without_aim() -> None:
+    """The same search over scenarios that nobody has thought about."""
+    events = list(run_unit(unit("Forgetful", plain=True)))
+    found = [event.finding.invariant for event in events if isinstance(event, FindingFound)]
+    assert "restored-layout" in found
+    assert not [event for event in events if isinstance(event, HarnessError)]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from engines.leftovers import READ, REWRITTEN, UNTOUCHED, differing, follow, snapshot
 from engines.portable import observation
 from engines.tensorrt_llm import TensorrtLlmEngine
-from engines.tensorrt_llm.leftovers import READ, REWRITTEN, UNTOUCHED, differing, evidence, follow, snapshot
+from engines.tensorrt_llm.leftovers import evidence
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.source import open_source
 from tests.engines.tensorrt_llm.cases import failing, life
