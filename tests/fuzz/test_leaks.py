@@ -32,6 +32,7 @@ def test_the_page_knows_all_workers_and_nothing_live() -> None:
     assert ", 0 of them live" in PAGE
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.parametrize("worker", CHECKED)
 def test_the_page_is_right(worker: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="the portable engine needs torch")
