@@ -17,6 +17,9 @@ from scenarios import BACKENDS, Config, Context, Generation, Request, Scenario, 
 
 _PROMPT = 40
 _TOPK = 8
+_BLOCK = 16
+_WINDOW = 8
+_RATIOS = (1, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -89,17 +92,21 @@ def _seeded(bug: str | None) -> AbstractContextManager[object]:
 def _scenario(asked: Asked, batch: int, draft_len: int) -> Scenario:
     steps = max(2, -(-asked.drafts // batch))
     longest = _PROMPT + batch + (steps + 2) * (2 * draft_len + 1)
+    backend = BACKENDS[asked.backend]
+    block = longest + draft_len if backend.one_page else _BLOCK
     config = Config(
         worker=asked.worker,
         max_draft_len=draft_len,
-        tokens_per_block=16,
-        num_blocks=batch * (longest // 16 + 2),
+        tokens_per_block=block,
+        num_blocks=batch * (longest // block + 2),
         max_num_requests=batch,
         max_num_tokens=batch * longest,
         max_seq_len=longest,
         seed=asked.seed,
         attention_backend=asked.backend,
-        index_topk=_TOPK if BACKENDS[asked.backend].sparse else 0,
+        index_topk=_TOPK if backend.sparse else 0,
+        window_size=_WINDOW if backend.compressed else 0,
+        compress_ratios=_RATIOS if backend.compressed else (),
     )
     draws = random.Random(asked.seed)
 

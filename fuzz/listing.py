@@ -9,6 +9,7 @@ from typing import Any, Final
 import fuzz.engines
 from engines.base import run
 from fuzz.executors import PROCESS_SURVIVES, PROCESS_SURVIVES_STATEMENT
+from fuzz.metadata_classes import CLASSES
 from fuzz.options import Target
 from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, UsageError, closest
 from scenarios import check as check_scenario
@@ -33,27 +34,47 @@ def workers() -> Rows:
 
 
 def metadata() -> Rows:
-    """Classes of the portable engine that hold what a step or a request is about, by what they are for."""
+    """Classes that hold what a step or a request is about, by what they are for.
+
+    Those of the portable engine with what they are, then upstream's that it has not, and why.
+    """
     try:
         package = import_module("engines.portable")
         interface = import_module("engines.portable.attention.backends.interface")
         speculative = import_module("engines.portable.speculative.interface")
         resources = import_module("engines.portable.pyexecutor.resource_manager")
+        params = import_module("engines.portable.attention.backends.sparse.dsa.params")
+        prefill = import_module("engines.portable.attention.backends.sparse.dsa.prefill")
     except ModuleNotFoundError as error:
         raise UsageError(f"WHAT: the list of metadata needs {error.name}; see `specfuzz doctor`") from error
     for module in walk_packages(package.__path__, "engines.portable."):
         import_module(module.name)
-    roots: dict[str, type[Any]] = {
-        "attention": interface.AttentionMetadata,
-        "speculation": speculative.SpecMetadata,
-        "per request": resources.SpecResourceManager,
-        "KV cache": resources.KVCacheManager,
+    roots: dict[str, tuple[type[Any], ...]] = {
+        "attention": (interface.AttentionMetadata,),
+        "parameters": (
+            interface.KVCacheParams,
+            interface.AttentionRuntimeFeatures,
+            params.DSAMetadataParams,
+            prefill.IndexerParams,
+            prefill.IndexerPrefillChunkMetadata,
+        ),
+        "speculation": (speculative.SpecMetadata,),
+        "per request": (resources.SlotManager, resources.SpecResourceManager),
+        "KV cache": (resources.KVCacheManager,),
     }
-    return [
+    here: Rows = [
         {"name": c.__name__, "summary": (c.__doc__ or "").splitlines()[0], "kind": kind}
-        for kind, root in roots.items()
+        for kind, classes in roots.items()
+        for root in classes
         for c in _family(root)
     ]
+    elsewhere: Rows = [
+        {"name": name, "summary": f"not in the portable engine: {why}", "kind": kind}
+        for kind, classes in CLASSES.items()
+        for name, why in classes.items()
+        if why
+    ]
+    return here + elsewhere
 
 
 def _family(root: type[Any]) -> list[type[Any]]:

@@ -15,6 +15,7 @@ from engines.base import INJECTORS, LINES
 from fuzz.files import check_writable
 from fuzz.scope import Scope, asks
 from scenarios import BACKENDS, WORKERS, UsageError, closest
+from scenarios.backends import runs_on
 
 NO_FAULTS: Final = "none"
 LONGEST: Final = 30 * 24 * 3600
@@ -201,8 +202,9 @@ def backend(name: str, worker: str) -> str:
     """An attention backend that the worker runs on."""
     option = "--attention-backend"
     backend = _match(option, "attention backend", name, BACKENDS)
-    if BACKENDS[backend].sparse and not WORKERS[worker].sparse:
-        raise UsageError(f"{option}: {worker} does not run on {backend}; choose a dense backend")
+    if not runs_on(worker, backend):
+        others = ", ".join(name for name in BACKENDS if runs_on(worker, name))
+        raise UsageError(f"{option}: {worker} does not run on {backend}; choose one that it runs on: {others}")
     return backend
 
 

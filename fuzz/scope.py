@@ -31,13 +31,17 @@ from scenarios import (
     WorkerTraits,
     kept_in_step,
 )
+from scenarios.backends import runs_on
 from scenarios.trees import most_nodes
 from strategies.acceptance import least_agreement, most_agreement
 
 ONE, MOST, MIXED = "one", "most", "mixed"
 ACCEPTANCES: Final = (MIXED, ONE, MOST)
 """How many tokens the rows of a batch accept: one each, as many as can be, or more from row to row."""
-DENSE: Final = tuple(name for name, backend in BACKENDS.items() if not backend.sparse)
+DENSE: Final = ("TRTLLM",)
+"""The backend that all workers run on."""
+SWEPT: Final = ("TRTLLM", "DSA")
+"""Backends that are enumerated: on the others faults strike in the same places, and each costs as much again."""
 KINDS: Final = {
     Phase.WARMUP: FaultKind.OOM,
     Phase.CAPTURE: FaultKind.OOM,
@@ -277,14 +281,14 @@ class Point:
 
 
 def cells(scope: Scope, worker: str, backends: Collection[str], variants: Collection[str] = ()) -> Iterator[Cell]:
-    """All cells of a worker on those of the attention backends that it runs on, always in the same order.
+    """All cells of a worker on those of the swept attention backends that it runs on, always in the same order.
 
     A worker that follows a runtime draft length has its largest fixed; for another each length is the largest.
     Then, with the longest drafts, one served batch of a context and a generation for each of the ``variants`` that it
     has, on the first backend.
     """
     traits = WORKERS[worker]
-    fitting = [name for name in BACKENDS if name in backends and (traits.sparse or not BACKENDS[name].sparse)]
+    fitting = [name for name in BACKENDS if name in SWEPT and name in backends and runs_on(worker, name)]
     shapes = [
         (phase, contexts, generations)
         for phase in Phase

@@ -172,16 +172,32 @@ def _plainer_config(scenario: Scenario) -> Iterator[Scenario]:
     """Defaults: all of them at once, those of one feature at once, then one by one."""
     defaults = {f.name: f.default for f in fields(scenario.config) if f.default is not MISSING}
     yield replace(scenario, config=replace(scenario.config, **defaults))
-    features = ("attention_dp",), ("draft_num", "draft_tokens", "use_separate"), ("use_relaxed", "relaxed")
+    features = (
+        ("attention_dp",),
+        ("draft_num", "draft_tokens", "use_separate"),
+        ("use_relaxed", "relaxed"),
+        ("attention_backend", "index_topk", "window", "compress"),
+    )
     for prefixes in features:
         together = {name: default for name, default in defaults.items() if name.startswith(prefixes)}
         yield replace(scenario, config=replace(scenario.config, **together))
     for name, default in defaults.items():
         yield replace(scenario, config=replace(scenario.config, **{name: default}))
+    yield from _plainer_compression(scenario)
     for threshold in _below(scenario.config.sa_threshold, 1):
         yield replace(scenario, config=replace(scenario.config, sa_threshold=threshold))
     whole = float(int(scenario.config.force_num_accepted_tokens))
     yield replace(scenario, config=replace(scenario.config, force_num_accepted_tokens=whole))
+
+
+def _plainer_compression(scenario: Scenario) -> Iterator[Scenario]:
+    """A sparse backend that compresses nothing, no third ratio, a small window."""
+    config = scenario.config
+    if config.compress_ratios:
+        yield replace(scenario, config=replace(config, attention_backend="DSA", window_size=0, compress_ratios=()))
+        yield replace(scenario, config=replace(config, compress_ratios=config.compress_ratios[:2]))
+    for window in _below(config.window_size, 1):
+        yield replace(scenario, config=replace(config, window_size=window))
 
 
 def _fewer_rows(scenario: Scenario) -> Iterator[Scenario]:

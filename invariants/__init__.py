@@ -5,22 +5,25 @@ people's tests need. One step of an engine, and the modules that speak about it:
 
 ========  ==================================================================  =========================================
 prepared  lengths, counts, tables and inputs of the batch are written         counters, kv_lens, rows, kv_cache, sparse
+          and tokens that stand for several, and pages as running totals      compressed, page_arrays
           and masks, for trees and chains, and short rows select all          trees, selection
           in pages of whichever manager it refers to                          two_managers
           and the worker's own metadata, and what all ranks tell each other   spec_metadata, ranks
 entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context,
-                                                                              selection
+                                                                              selection, compressed, page_arrays
 verified  the target's choices meet the drafts, or a number is forced         acceptance, forced, guided
 saved     the worker borrows the metadata: originals are put aside            lifecycle
 draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse, selection
           or all nodes so far of a tree per row, and their mask               trees
           or a block of rows over a context of its own                        draft_context
+          or a view of them, whose lengths alone move                         page_arrays
           in pages of its own, which another manager grants                   two_managers
 restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance, trees,
                                                                               draft_context
           and an automaton's drafts take the place of a model's               enhancer
 updated   tokens are emitted, unused cache is taken back, from both managers  output, kv_cache, two_managers, sparse,
           and what a drafter keeps of each request follows                    trees, history, draft_context, enhancer
+          and what compressed tokens are made of                              compressed
           and how its drafts are to be judged                                 guided, relaxed
 failed    or it broke off somewhere, and all is given back just the same      lifecycle, kv_lens, kv_cache, trees,
                                                                               draft_context, two_managers, enhancer
@@ -31,7 +34,8 @@ alike. The modules are imported causes first, which is the order of severity.
 """
 
 from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens, rows, sparse, selection  # noqa: F401, I001
-from invariants import draft_context, enhancer, forced, guided, relaxed, spec_metadata, acceptance  # noqa: F401
+from invariants import compressed, page_arrays, draft_context, enhancer, forced, guided, relaxed  # noqa: F401
+from invariants import spec_metadata, acceptance  # noqa: F401
 from invariants import kv_cache, history, output, relations  # noqa: F401
 from invariants.predicates import PREDICATES
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation

@@ -15,7 +15,10 @@ from invariants.registry import REFERENCE, invariant
 from invariants.rows import prompt
 from scenarios.tracer import entry
 
-CONTENT: Final = ("target_kv", "draft_kv", "draft_layers_kv", "target_indexer_kv", "draft_indexer_kv", "draft_context")
+CONTENT: Final = (
+    *("target_kv", "draft_kv", "draft_layers_kv", "target_indexer_kv", "draft_indexer_kv", "draft_context"),
+    "target_compressed_kv",
+)
 """What the caches hold for each request; a drafter has one, one per layer or a context of its own."""
 
 
@@ -108,14 +111,14 @@ def tables_name_owned_pages(step: StepCase, check: Check) -> None:
     """The block table of a row names the pages of its request, in order, for every token granted, and no other's.
 
     Pages stay in place from step to step; a rewind drops pages from the end. What moves with host offload is where
-    a page lies, so there its id stands for it.
+    a page lies, so there its id stands for it; and where the metadata has no block table, ids are told instead.
     """
     moment = step.prepared
     if moment is None:
         return
     for pool in pools(step.config):
         table = pool.field("kv_cache_block_offsets")
-        named = pool.field("block_ids_per_seq") if step.config.host_offload else table
+        named = table if table in moment.seen and not step.config.host_offload else pool.field("block_ids_per_seq")
         for field in {table: None, named: None}:
             if field in moment.seen:
                 _sized(step, moment, pool, field, check)

@@ -14,8 +14,9 @@ the loop's end       kv0 + K                     kv0 + acc - 1
 is a linear drafter's course. A drafter of one call, parallel or with a context of its own, adds 1 to each generation
 for it and takes ``1 - acc`` off again: ``kv0``, ``kv0 + 1``, ``kv0 + acc``. One that is fed the last cached tokens
 again takes off what was not accepted before its first call, and leaves it at that: ``kv0``, ``kv0 - (K + 1 - acc)``.
-Without drafts, or without a draft model, nothing moves. A worker that saves ``kv_lens_cuda`` itself, as some do while
-a graph is warmed up, gives ``kv0`` back.
+Without drafts, or without a draft model, nothing moves. One that reads a view of the target's cache adds nothing to it:
+in all of its calls a row has what it has cached after the step, ``kv0`` and ``kv0 - (K + 1 - acc)``. A worker that
+saves ``kv_lens_cuda`` itself, as some do while a graph is warmed up, gives ``kv0`` back.
 
 A drafter of trees is fed paths of K + 1 tokens first, where the target was fed T + 1 nodes, then layers of k
 (``dynamic_tree_max_topK``) nodes that follow the accepted tokens:
@@ -38,7 +39,10 @@ from invariants.lifecycle import LAYOUT
 from invariants.pools import read_by
 from invariants.registry import REFERENCE, invariant
 from invariants.trees import OFFSETS
+from scenarios import BACKENDS
 
+_OF_VIEW: Final = "_draft_kv_runtime_lens"
+"""KV lengths that a view of the metadata reads."""
 _LENGTHS: Final = ("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens", "ctx_len")
 
 
@@ -123,9 +127,27 @@ class TreeCourse(Course):
         return lengths + between
 
 
+class SharedCourse(Course):
+    """The same for a drafter that reads a view of the target's cache."""
+
+    def during(self, i: int) -> list[int]:
+        """Before any draft call."""
+        contexts, generations = self.start[: self.contexts], self.start[self.contexts :]
+        return contexts + [kv + acc - 1 - self.draft_len for kv, acc in self._accepting(generations)]
+
+
+def _prepared_lens(step: StepCase) -> list[int] | None:
+    """What ``prepare`` wrote; a target that is told pages instead has no lengths, but the view of a drafter has."""
+    if step.prepared is None:
+        return None
+    if BACKENDS[step.config.attention_backend].draft_view:
+        return [row.past + row.query for row in step.rows]
+    return step.prepared.seen.get("kv_lens_cuda")
+
+
 @invariant(
     "kv-lens-balanced",
-    reads=("kv_lens_cuda", "num_accepted_tokens", "new_tokens_lens", "_saved_tensors"),
+    reads=("kv_lens_cuda", _OF_VIEW, "num_accepted_tokens", "new_tokens_lens", "_saved_tensors"),
     museum=("TRT-01", "TRT-04", "TRT-37", "VLL-23"),
     predicates=("P3", "P4", "P5"),
 )
@@ -135,9 +157,9 @@ def kv_lens_balanced(step: StepCase, check: Check) -> None:
     After a failure it lies on that course; the increment for an only call is either undone or made up to the
     accepted count, never left alone.
     """
-    if step.prepared is None or "kv_lens_cuda" not in step.prepared.seen:
+    start = _prepared_lens(step)
+    if start is None:
         return
-    start = step.prepared.seen["kv_lens_cuda"]
     for run in step.runs:
         for moment in (run.verified, run.saved):
             _kv(check, moment, start, "nothing has moved it yet")
@@ -156,7 +178,8 @@ def _course(step: StepCase, run: Run, start: list[int]) -> Course | None:
     accepted = run.accepted
     if accepted is None:
         return None
-    course = (TreeCourse if step.traits.tree else Course)(step, run, start, accepted)
+    kind = SharedCourse if step.config.shares_target_kv else TreeCourse if step.traits.tree else Course
+    course = kind(step, run, start, accepted)
     return None if course.saved is None else course
 
 
@@ -181,8 +204,9 @@ def _one_of(allowed: list[list[int]], moment: Moment | None) -> list[int]:
 
 
 def _kv(check: Check, moment: Moment | None, expected: list[int], why: str) -> None:
-    if moment is not None and "kv_lens_cuda" in moment.seen:
-        check.equal(moment, "kv_lens_cuda", expected, moment.seen["kv_lens_cuda"], why)
+    for field in ("kv_lens_cuda", _OF_VIEW):
+        if moment is not None and field in moment.seen:
+            check.equal(moment, field, expected, moment.seen[field], why)
 
 
 @invariant(
@@ -235,7 +259,7 @@ def host_kv_lens_consistent(step: StepCase, check: Check) -> None:
 
 @invariant(
     "draft-position-is-kv-minus-one",
-    reads=("position_ids", "kv_lens_cuda", "_seq_lens", OFFSETS),
+    reads=("position_ids", "kv_lens_cuda", _OF_VIEW, "_seq_lens", OFFSETS),
     museum=("TRT-04", "TRT-30", "TRT-37", "TRT-45", "VLL-23"),
     predicates=("P3",),
 )
@@ -243,21 +267,24 @@ def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
     """In every forward the positions of a row run up to its KV length: the last one is ``kv_lens_cuda - 1``.
 
     Of the target and of each draft call that reads the cache; position and length are advanced by different code. A
-    node of a tree is as far behind the first position of its row as its offset says.
+    node of a tree is as far behind the first position of its row as its offset says. What is not added to the cache
+    that is read has the position behind it.
     """
     for moment in step.moments:
         if step.reads_own_context(moment):
             continue
         seen = moment.seen
-        if "position_ids" not in seen or "kv_lens_cuda" not in seen or "_seq_lens" not in seen:
+        lens = seen.get("kv_lens_cuda", seen.get(_OF_VIEW))
+        if "position_ids" not in seen or lens is None or "_seq_lens" not in seen:
             continue
         if step.traits.tree and OFFSETS not in seen:
             continue
-        rows = list(zip(seen["kv_lens_cuda"], seen["_seq_lens"], strict=False))
+        rows = list(zip(lens, seen["_seq_lens"], strict=False))
         nodes: list[list[int]] = seen.get(OFFSETS, [])
         offsets = [range(query) for _, query in rows[: len(rows) - len(nodes)]]
+        behind = step.config.shares_target_kv and moment.name.startswith("draft[")
         expected = [
-            kv - query + offset
+            kv - query + offset + behind
             for (kv, query), of_row in zip(rows, chain(offsets, nodes), strict=False)
             for offset in of_row
         ]

@@ -4,28 +4,45 @@ from __future__ import annotations
 
 from functools import lru_cache
 from heapq import heappop, heappush
+from typing import Final, NamedTuple
 
 from invariants.case import StepCase
 from invariants.check import Check
 from invariants.registry import invariant
 from invariants.rows import prompt
-from scenarios import Request
+from scenarios import Config, Request
 from scenarios.acceptance import relaxes
-from scenarios.tracer import GRAMMAR_START, PRIME, choose, entry, grammar_state, guided, near, term
+from scenarios.tracer import GRAMMAR_START, PRIME, choose, compressed_digest, entry, grammar_state, guided, near, term
+
+
+class Attention(NamedTuple):
+    """What of a ``Config`` says what the target attends to."""
+
+    index_topk: int = 0
+    window_size: int = 0
+    compress_ratios: tuple[int, ...] = ()
+
+
+EVERYTHING: Final = Attention()
+
+
+def _attention(config: Config) -> Attention:
+    return Attention(config.index_topk, config.window_size, tuple(config.compress_ratios))
 
 
 class Greedy:
     """Greedy decoding of one prompt by the target model alone: one request, one token at a time, no drafts.
 
-    With ``index_topk`` the target attends sparsely: of all terms it adds up the largest ones. ``is_guided``: a grammar
-    masks what it chooses.
+    ``attends``: with ``index_topk`` the target attends sparsely, so that of all terms it adds up the largest ones, and
+    with ``compress_ratios`` to a window and to compressed tokens. ``is_guided``: a grammar masks what it chooses.
     """
 
-    def __init__(self, seed: int, request: Request, index_topk: int = 0, is_guided: bool = False) -> None:
+    def __init__(self, seed: int, request: Request, attends: Attention = EVERYTHING, is_guided: bool = False) -> None:
         self._digest = 0
         self._position = 0
         self._terms: list[int] = []
-        self._topk = index_topk
+        self._attends = attends
+        self._entries: list[int] = []
         self._is_guided = is_guided
         self._state = GRAMMAR_START
         self._tokens: list[int] = []
@@ -33,13 +50,18 @@ class Greedy:
             self._feed(token)
 
     def _feed(self, token: int) -> None:
-        added = term(self._position, entry(self._position, token))
-        if self._topk:
+        fed, topk = entry(self._position, token), self._attends.index_topk
+        self._position += 1
+        if self._attends.compress_ratios:
+            self._entries.append(fed)
+            self._digest = compressed_digest(self._entries, *self._attends[1:], topk)
+            return
+        added = term(self._position - 1, fed)
+        if topk:
             heappush(self._terms, added)
-            if len(self._terms) > self._topk:
+            if len(self._terms) > topk:
                 added -= heappop(self._terms)
         self._digest = (self._digest + added) % PRIME
-        self._position += 1
 
     def _emit(self, token: int) -> None:
         self._tokens.append(token)
@@ -85,9 +107,9 @@ def output_lossless(step: StepCase, check: Check) -> None:
     for number, tokens in moment.seen.get("emitted", {}).items():
         request = case.requests[number]
         if request.thinking and relaxes(config):
-            text = Greedy(config.seed, request, config.index_topk).relaxed(tokens)
+            text = Greedy(config.seed, request, _attention(config)).relaxed(tokens)
         else:
-            text = greedy(config.seed, request, config.index_topk, config.guided_decoding).tokens(len(tokens))
+            text = greedy(config.seed, request, _attention(config), config.guided_decoding).tokens(len(tokens))
         check.equal(moment, "emitted", text, tokens, f"what the target says to the prompt of request {number}")
 
 

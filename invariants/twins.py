@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from scenarios import Context, Generation, Peer, Phase, Scenario, ScenarioError, Step, batches, check, padding
+from scenarios import BACKENDS, Context, Generation, Peer, Phase, Scenario, ScenarioError, Step, batches, check, padding
 
 Pairs = tuple[tuple[int, int], ...]
 Edited = tuple[Scenario, Pairs]
@@ -104,9 +104,15 @@ def real(step: Step) -> tuple[Generation, ...]:
 
 
 def one_manager(scenario: Scenario) -> Edited | None:
-    """The scenario with target and drafter in one pool, managed as by default. Pairs: all steps, unless it is so."""
+    """The scenario with target and drafter in one pool, managed as by default. Pairs: all steps, unless it is so.
+
+    A backend whose drafter reads a view of its own cache has another loop without one, so the twin runs on the default.
+    """
+    given = scenario.config
+    view = given.use_separate_draft_kv_cache and BACKENDS[given.attention_backend].draft_view
     config = replace(
-        scenario.config,
+        given,
+        attention_backend="TRTLLM" if view else given.attention_backend,
         use_separate_draft_kv_cache=False,
         draft_num_blocks=0,
         draft_tokens_per_block=0,

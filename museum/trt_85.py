@@ -20,19 +20,19 @@ _REFERENCE = "TensorRT-LLM #17110"
 def pages_of_the_capture(patch: Patch) -> None:
     import torch
 
-    from engines.portable.models import TracerModel
+    from engines.portable.attention.backends.trtllm import TrtllmAttention
 
-    place = TracerModel._place
+    find = TrtllmAttention.place
 
-    def _place(self: Any, attn_metadata: Any, num_rows: int) -> Any:
-        table, rows = place(self, attn_metadata, num_rows)
+    def place(self: Any, attn_metadata: Any, num_rows: int) -> Any:
+        table, rows = find(self, attn_metadata, num_rows)
         if attn_metadata.num_tokens > attn_metadata.num_seqs:
             by_host = torch.zeros_like(attn_metadata.kv_cache_block_offsets)
             attn_metadata.kv_cache_manager.copy_batch_block_offsets(by_host, attn_metadata.request_ids)
             table = by_host[0, : attn_metadata.num_seqs, 0]
         return table, rows
 
-    patch(TracerModel, "_place", _place)
+    patch(TrtllmAttention, "place", place)
 
 
 @bug(

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from reference.acceptance import agreed
-from reference.attention import Reading
+from reference.attention import Reading, Sight
 from reference.history import Drafts, History, Text
 from reference.tree import ROOT, paths
 from scenarios.acceptance import relaxes
@@ -151,6 +151,7 @@ class Batch:
     width          draft slots of a generation (upstream: ``runtime_tokens_per_gen_step - 1``)
     topk           candidates per node of a tree of drafts (upstream: ``dynamic_tree_max_topK``)
     ranks          the batch of each rank of attention data parallelism, this one included; empty without others
+    shares_target_kv  whether the drafter reads the target's KV cache, and writes to none
     """
 
     rows: list[Row]
@@ -160,6 +161,7 @@ class Batch:
     width: int
     topk: int
     ranks: Sequence[Peer] = ()
+    shares_target_kv: bool = False
 
     @cached_property
     def has_dummies(self) -> bool:
@@ -234,12 +236,14 @@ def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Bat
     rows += [_generation(row, step.draft_len, width, config, histories) for row in step.generations]
     ranks = batches(config, step) if config.attention_dp_size > 1 else ()
     topk = config.dynamic_tree_max_topK
-    return Batch(rows, len(step.contexts), step.draft_len, config.max_draft_len, width, topk, ranks)
+    return Batch(
+        rows, len(step.contexts), step.draft_len, config.max_draft_len, width, topk, ranks, config.shares_target_kv
+    )
 
 
 def _context(row: Context, config: Config, histories: Mapping[int, History]) -> Row:
     if row.request is None:
-        history = History(Text([DUMMY_TOKEN] * row.chunk, index_topk=config.index_topk), row.chunk)
+        history = History(Text([DUMMY_TOKEN] * row.chunk, sight=Sight.of(config)), row.chunk)
     else:
         history = histories[row.request]
     past = history.past
@@ -250,10 +254,11 @@ def _context(row: Context, config: Config, histories: Mapping[int, History]) -> 
 
 def _generation(row: Generation, draft_len: int, width: int, config: Config, histories: Mapping[int, History]) -> Row:
     if row.request is None:
-        text = Text([DUMMY_TOKEN], holes=row.past, index_topk=config.index_topk)
+        text = Text([DUMMY_TOKEN], holes=row.past, sight=Sight.of(config))
         history = History(text, row.past)
         past = row.past
-        made = Drafts() if config.traits.tree else Drafts(dummy_drafts(past, draft_len, row.accept, config.index_topk))
+        seen = Sight.of(config)
+        made = Drafts() if config.traits.tree else Drafts(dummy_drafts(past, draft_len, row.accept, *seen))
     else:
         history = histories[row.request]
         text, past, made = history.text, history.past, history.drafts

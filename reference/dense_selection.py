@@ -33,9 +33,10 @@ def selection(forward: Batch | DraftCall, batch: Batch, config: Config, *, graph
 
     Contexts are skipped together, and so are generations, by the lengths of the target's forward. A former context
     counts as a generation once a draft loop goes on with one token per row, so that it keeps all of them from being
-    skipped if it is long. A ``graph`` cannot decide anew in each replay, so that it skips nothing.
+    skipped if it is long. A ``graph`` cannot decide anew in each replay, so that it skips nothing. An indexer over
+    compressed tokens is never skipped.
     """
-    if not config.index_topk:
+    if not config.index_topk or config.compress_ratios:
         return {}
     first, topk = forward.num_contexts, config.index_topk
     of_contexts, of_generations = (

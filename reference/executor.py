@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from reference import attention_metadata, kv_cache, ranks
+from reference import attention_metadata, backend_fields, compressed_attention, kv_cache, ranks
+from reference.attention import Sight
 from reference.batch import Batch, lay_out
+from reference.compressed_attention import indexed, seen_compressed
 from reference.dense_selection import selection
 from reference.enhancer import enhanced, found, texts
 from reference.guided_decoding import matcher_rows, matchers
@@ -28,7 +31,7 @@ from scenarios.trace import (
     Trace,
     draft,
 )
-from scenarios.tracer import PAD_TOKEN, prompt
+from scenarios.tracer import EMPTY, PAD_TOKEN, prompt
 
 
 def trace(scenario: Scenario) -> Trace:
@@ -56,7 +59,7 @@ class Session:
     def add(self, request: Request) -> None:
         """Queue a request; it runs when a step names it."""
         tokens = prompt(self._config.seed, request.id, request.prompt_len, request.thinking)
-        text = Text(tokens, index_topk=self._config.index_topk, guided=self._config.guided_decoding)
+        text = Text(tokens, sight=Sight.of(self._config), guided=self._config.guided_decoding)
         self._active[request.id] = History(text, request.prompt_len, thinking=request.thinking)
 
     def step(self, step: Step) -> StepTrace:
@@ -87,7 +90,10 @@ class Session:
             self._active = self._survivors(step)
             substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, outcome)))
         failed = step.fault is not None
-        taken = StepTrace(len(self._steps), step.phase, outcome, tuple(substeps), fired=int(failed), injected=failed)
+        seen = tuple(
+            replace(s, fields=backend_fields.shown(s.name, dict(s.fields), batch, self._config)) for s in substeps
+        )
+        taken = StepTrace(len(self._steps), step.phase, outcome, seen, fired=int(failed), injected=failed)
         self._steps.append(taken)
         return taken
 
@@ -115,7 +121,7 @@ class Session:
         entered = attention_metadata.target(batch) | self._maps(batch, batch, phase, updated=updated)
         entered |= matcher_rows(batch, self._config, ENTERED)
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
-        saved = self._worker.saved_fields(phase) if batch.draft_len else []
+        saved = self._worker.saved_fields(phase) if batch.draft_len and not batch.shares_target_kv else []
         if phase != "replay":
             if batch.draft_len:
                 verified = attention_metadata.target(batch) | matcher_rows(batch, self._config, VERIFIED)
@@ -143,7 +149,9 @@ class Session:
 
     def _maps(self, forward: Batch | DraftCall, batch: Batch, phase: str, *, updated: bool) -> Fields:
         """What a forward must find beside the lengths, by backend and worker."""
-        maps = derived(forward, self._config, updated=updated)
+        maps = derived(forward, self._config, updated=updated) | seen_compressed(forward, self._config)
+        maps |= indexed(batch, self._config) if forward is batch else {}
+        maps |= backend_fields.tables(forward, self._config)
         return maps | selection(forward, batch, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
@@ -181,9 +189,13 @@ class Session:
         kept = self._worker.kept(histories)
         if self._config.sa_threshold:
             kept |= texts(histories)
+        if self._config.shares_target_kv:
+            kept["draft_kv"] = {i: [EMPTY] * history.past for i, history in histories.items()}
+        kept |= {"target_kv": target}
+        if self._config.compress_ratios:
+            return kept | compressed_attention.caches(histories, self._config)
         sparse = self._config.index_topk > 0
-        indexer = {"target_indexer_kv": target, "draft_indexer_kv": kept["draft_kv"]} if sparse else {}
-        return {"target_kv": target, **kept, **indexer}
+        return kept | ({"target_indexer_kv": target, "draft_indexer_kv": kept["draft_kv"]} if sparse else {})
 
     def _failed(self, batch: Batch, outcome: str) -> Fields:
         fields = attention_metadata.failed(batch) | masks(batch, self._config)

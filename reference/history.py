@@ -6,24 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from reference.attention import Reading
+from reference.attention import EVERYTHING, Reading, Sight
 from scenarios.tracer import EMPTY, GRAMMAR_START, PAD_TOKEN, choose, entry, grammar_state, guided
 
 
 class Text:
     """A prompt and its greedy continuation by the target, one token at a time, as far as it is asked for.
 
-    It depends on the prompt, on what the target attends to (``index_topk``, 0 for everything) and on the grammar if
-    it is ``guided``, hence on no draft, batch, chunk or draft length; what it has worked out it keeps. Before the
-    prompt of a dummy there are ``holes`` positions whose slots are EMPTY.
+    It depends on the prompt, on what the target attends to (its ``sight``) and on the grammar if it is ``guided``,
+    hence on no draft, batch, chunk or draft length; what it has worked out it keeps. Before the prompt of a dummy
+    there are ``holes`` positions whose slots are EMPTY.
     """
 
-    def __init__(self, prompt: Sequence[int], *, holes: int = 0, index_topk: int = 0, guided: bool = False) -> None:
+    def __init__(
+        self, prompt: Sequence[int], *, holes: int = 0, sight: Sight = EVERYTHING, guided: bool = False
+    ) -> None:
         self._tokens = [PAD_TOKEN] * holes + list(prompt)
         self._prompt_len = len(self._tokens)
         self._guided = guided
-        self._index_topk = index_topk
-        self._reading = Reading(index_topk)
+        self._sight = sight
+        self._reading = sight.reading()
         self._slots: list[int] = []
         self._digests = [0]
         for _ in range(holes):
@@ -48,7 +50,7 @@ class Text:
         """The text that goes on with ``tokens`` after the first ``length``: itself, or another one of no grammar."""
         if self.tokens(length, length + len(tokens)) == list(tokens):
             return self
-        return Text([*self.tokens(0, length), *tokens], index_topk=self._index_topk)
+        return Text([*self.tokens(0, length), *tokens], sight=self._sight)
 
     def guides(self, position: int) -> bool:
         """Whether the grammar has a say in the token at ``position``: it has none in the prompt."""

@@ -175,14 +175,23 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
 class BackendTraits:
     """What a scenario needs to know of an attention backend to be valid for it.
 
-    ``metadata`` is upstream's class; a ``sparse`` backend attends to the ``Config.index_topk`` positions that its
-    indexer selects.
+    metadata    upstream's class
+    sparse      it attends to the ``Config.index_topk`` positions that its indexer selects
+    compressed  what it selects from are compressed tokens (``Config.compress_ratios``), beside a window of plain ones
+    draft_view  a drafter reads the cache through a view of the metadata: one of its own cache or, without one, of the
+                target's, to which it adds nothing
+    one_page    a sequence lies in one page, of which the host alone knows the length
+    workers     the only ones that run on it; empty for all, but that not all run on a sparse one
     """
 
     name: str
     metadata: str
     summary: str
     sparse: bool = False
+    compressed: bool = False
+    draft_view: bool = False
+    one_page: bool = False
+    workers: tuple[str, ...] = ()
 
 
 BACKENDS: Final[dict[str, BackendTraits]] = {
@@ -194,6 +203,27 @@ BACKENDS: Final[dict[str, BackendTraits]] = {
             "DSAtrtllmAttentionMetadata",
             "sparse attention: an indexer with a cache of its own selects positions",
             sparse=True,
+        ),
+        BackendTraits(
+            "DEEPSEEK_V4",
+            "DeepseekV4TrtllmAttentionMetadata",
+            "a sliding window beside compressed tokens, of which an indexer selects some",
+            sparse=True,
+            compressed=True,
+        ),
+        BackendTraits(
+            "FLASHINFER",
+            "FlashInferAttentionMetadata",
+            "page tables as arrays of running totals; drafters read views of them",
+            draft_view=True,
+            workers=("Eagle3OneModelWorker", "MTPEagleWorker", "SAWorker"),
+        ),
+        BackendTraits(
+            "VANILLA",
+            "VanillaAttentionMetadata",
+            "each sequence in one page, lengths on the host; no graphs and no draft model",
+            one_page=True,
+            workers=("SAWorker",),
         ),
     )
 }
@@ -220,6 +250,9 @@ class Config:
     seed              seed of the prompts
     attention_backend a key of ``BACKENDS``
     index_topk        positions that a sparse backend selects per row, at least 1; 0 for a dense one
+    window_size       tokens, its own included, that a row sees uncompressed; 0 where nothing is compressed
+    compress_ratios   tokens of one compressed token, per layer of the target: 1, one with an indexer and, if any, one
+                      without; empty where nothing is compressed (upstream: 1, 4 and 128)
     dynamic_tree_max_topK   candidates per node of a draft tree, at least 2; 0 without a tree
     max_total_draft_tokens  nodes of a draft tree, the root not counted; 0 without a tree
     force_num_accepted_tokens  drafts that generations accept whatever was drafted, its fraction the chance of one more;
@@ -277,6 +310,14 @@ class Config:
         return (target, draft) if self.use_separate_draft_kv_cache else (target,)
 
     sa_threshold: int = 0
+    window_size: int = 0
+    compress_ratios: tuple[int, ...] = ()
+
+    @property
+    def shares_target_kv(self) -> bool:
+        """Whether the drafter reads the target's KV cache through a view and writes to none."""
+        is_view = BACKENDS[self.attention_backend].draft_view and self.traits.draft_model
+        return is_view and not self.use_separate_draft_kv_cache
 
     @property
     def traits(self) -> WorkerTraits:
@@ -309,9 +350,11 @@ class Config:
 
         A parallel drafter writes one token beyond the verified ones even for Kmax 1, where upstream's
         formula gives 0, so it gets at least 1 here. The layers of a tree append ``dynamic_tree_max_topK`` nodes
-        each to a request that may have advanced by K + 1.
+        each to a request that may have advanced by K + 1. A drafter that writes nothing needs none.
         """
         depth = self.max_draft_len
+        if self.shares_target_kv:
+            return 0
         if self.traits.tree:
             return max(depth - 1, depth * (1 + self.dynamic_tree_max_topK) - self.max_total_draft_tokens)
         return max(depth - 1, 1 if self.traits.parallel else 0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from scenarios import forced_acceptance as forced
 from scenarios.acceptance import check_acceptance, check_request, check_row, relaxes
+from scenarios.backends import check_backend, check_phase
 from scenarios.caches import check_caches, check_pools, pages
 from scenarios.errors import ScenarioError, closest, outside
 from scenarios.errors import require as _require
@@ -88,6 +89,7 @@ _LIMITS = {
     "draft_num_blocks": (0, 16_384),
     "draft_tokens_per_block": (0, 256),
     "sa_threshold": (0, 4096),
+    "window_size": (0, 4096),
 }
 """Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
 
@@ -101,25 +103,13 @@ def check_config(config: Config) -> None:
     if config.attention_backend not in BACKENDS:
         problem = f"no attention backend is called {config.attention_backend!r}"
         raise ScenarioError("config.attention_backend", problem, closest(config.attention_backend, BACKENDS))
-    sparse = BACKENDS[config.attention_backend].sparse
-    _require(
-        sparse == (config.index_topk > 0),
-        "config.index_topk",
-        f"{config.index_topk} does not fit attention_backend {config.attention_backend}",
-        "write 1 or more" if sparse else "leave it out, as only a sparse backend selects positions",
-    )
-    _require(
-        config.traits.sparse or not config.index_topk,
-        "config.attention_backend",
-        f"{config.worker} does not run on {config.attention_backend}",
-        "choose a dense backend",
-    )
     for name, (low, high) in _LIMITS.items():
         value = getattr(config, name)
         if not value >= low:
             raise ScenarioError(f"config.{name}", f"{value} is too small", f"write {low} or more")
         if value > high:
             raise ScenarioError(f"config.{name}", f"{value} is too large", f"write at most {high}")
+    check_backend(config)
     check_tree(config)
     check_acceptance(config)
     check_caches(config)
@@ -227,6 +217,7 @@ class Schedule:
         rows += [self._plan_generation(step, g, f"{field}.generations[{i}]") for i, g in enumerate(step.generations)]
         check_ranks(config, step, field)
         rows = self._force_acceptance(step, rows, field)
+        check_phase(config, step.phase, field)
         self._check_batch(step, rows, field)
         self._check_graph(step, field)
         self._check_finish(step, field)

@@ -104,6 +104,38 @@ FIELDS: Final[dict[str, str]] = {
     "ctx_kv_indptr": "device int64 [C + 1]: running totals of the contexts' KV lengths; prepared",
     "ctx_cached_token_indptr": "device int64 [C + 1]: the same of their cached lengths; prepared",
     "fullkv_owners": "where slot_mapping_fp8_fullkv points, all keys of contexts, as slot_owners; prepared, draft[i]",
+    # Compressed attention (DEEPSEEK_V4): prepared, entered, draft[i]; fields marked r map each ratio to its values.
+    # Of the sparse fields above it has those of rows and generations there, and those of the indexer at prepared and
+    # entered, where its tokens are the compressed ones that the step adds.
+    "cu_seq_lens": "device int32 [n + 1]: running totals of the rows' queries",
+    "cached_token_lens": "device int32 [n]: KV lengths without this forward's tokens",
+    "new_comp_kv_lens": "r, device int32 [n]: compressed tokens that each row adds",
+    "cu_new_comp_kv": "r, device int32 [n + 1]: running totals of these",
+    "compressed_kv_lens": "r, device int32 [n]: compressed tokens of each row, added ones included",
+    "past_kv_lens": "r, device int32 [n]: compressed tokens of each row before",
+    "compressed_position_ids": "r > 1, device int32: position of the first token in each added one, row by row",
+    "compressed_mask": "r > 1, device bool [t]: whether there is a first, second, ... added token",
+    "swa_local_indices": "device int32 [t, window_size]: KV indices that each token sees plainly, ascending, then -1",
+    "compressed_local_indices": "device int32 [t, width]: compressed tokens of the third ratio it sees, then -1",
+    "sparse_mla_topk_lens": "r, device int32 [t]: columns of window and compressed tokens that the kernel reads",
+    "sliding_block_tables": "device: per row the pages of its granted tokens, in order",
+    "compress_block_tables": "r > 1, device: the same for the caches of compressed tokens; prepared, entered",
+    "target_compressed_kv": "r > 1, request -> what its compressed tokens 0..past//r-1 hold; updated",
+    # Page tables as arrays (FLASHINFER): prepared and entered of the target, draft[i] of the view that drafters read.
+    "_qo_indptr": "device int32 [n + 1]: running totals of the rows' queries",
+    "num_blocks": "host int [n]: pages of each row in the page table",
+    "_paged_kv_indices": "device: per row its pages in the page table, in order, by their places in the pool",
+    "_paged_kv_indptr_prefill": "device int32 [C + 1]: running totals of pages, of the contexts",
+    "_paged_kv_indptr_decode": "device int32 [G + 1]: the same of the generations",
+    "_paged_kv_indptr": "device int32 [n + 1]: the same of both",
+    "_paged_kv_last_page_len": "device int32 [n]: tokens in the last page that each row's KV length reaches",
+    "_cached_token_lens": "device int32 [n]: KV lengths before the forward; after it in a view of the target's cache",
+    "_batch_indices": "device int32 [t]: row of each token; not in a view of the target's cache",
+    "_positions": "device int32 [t]: KV index of each token; not in a view of the target's cache",
+    "_draft_kv_runtime_lens": "device int32 [n]: KV length of each row; draft[i]",
+    # One page per sequence (VANILLA): prepared, entered, verified, restored, failed.
+    "cache_indices": "host: per row its pages as the metadata has them, by their places in the pool",
+    "num_cached_tokens_per_seq": "host: tokens of each row that were cached before the step",
     # Copies of the metadata that belong to graphs: entered of captures and replays.
     "shared_with_eager": "sorted names of attributes that are the very object of the metadata they were copied from",
     # Trees of drafts: prepared, entered, draft[i], restored, failed; rows that the masks speak of (generations of the

@@ -95,6 +95,32 @@ the digest sums their terms alone, read from the main cache through the pages of
 where that is EMPTY, from the target's, as in the main cache. With ``own = digest'(n + 1) - digest'(n)``, the
 digests of the tokens ``0..n+1`` and ``0..n``, the choices above stay as they are.
 
+Compressed attention (DEEPSEEK_V4): the target has a layer for each of ``compress_ratios``. In every one a row at KV
+index ``n`` sees the window, slots ``max(0, n + 1 - window_size)..n`` of its pool, and in that of a ratio ``r > 1``
+compressed tokens ``i < (n + 1) // r``, too. Compressed token ``i`` is ``compress`` of ``r`` slots from ``r * i`` on,
+written to the ratio's own cache by the step that caches the last of these, and to that of the indexer if ``r`` is the
+second ratio: of its tokens a row sees the ``index_topk`` of the highest scores, the score being ``term(i, token i in
+the indexer's cache)`` (equal scores: lower ``i`` first). Of a third ratio it sees all. Nothing EMPTY is seen, selected
+or compressed; what would be made of nothing but EMPTY is EMPTY. See ``compressed_digest``::
+
+    digest(n) = sum over the ratios of (sum(term(s, slot[s]) for s in the window)
+                                        + sum(term(i, compressed[i]) for i it sees)) % PRIME
+
+Drafters have one layer, of ratio 1, and compress nothing: ``digest'`` is ``compressed_digest`` of the tokens ``u`` that
+the dense definition would sum over, from the drafter's slots or, where these are EMPTY, from the target's.
+With ``own = digest'(n + 1) - digest'(n)``, the digests of the tokens ``0..n+1`` and ``0..n``, the choices above stay as
+they are; a run of masks is guessed one by one, each time with the digest of all tokens before.
+
+A drafter that reads the target's cache (FLASHINFER without a draft cache of its own) has one row per sequence in every
+draft step, and writes nothing. What is passed on from step to step is two numbers, at first both the target's
+digest at the last accepted token. With ``length`` the KV length that the view gives (what is cached after the step),
+given the token ``t``, the position ``x`` (the same in all steps) and ``(h, b)``::
+
+    i         = b // PRIME                                          0, 1, ...: the draft step
+    h         = (h + term(length + i, entry(x + i, t))) % PRIME
+    next      = choose((h + b - sum(term(s, target_slot[s]) for s in 0..length-1)) % PRIME)
+    passed on = (h, b + PRIME)
+
 Experts: with attention data parallelism the rows of target, MTP-Eagle and DraftTarget also go through experts that all
 ranks share. Their rows are gathered and each rank takes its own back, unchanged. It happens in as many rounds as the
 largest count has times ``MOE_MAX_NUM_TOKENS``, started ones included; of ``n`` rows round ``c`` of ``r`` takes
@@ -119,6 +145,7 @@ in every state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 VOCAB_SIZE: Final = 1024
@@ -248,12 +275,33 @@ def prompt(seed: int, request: int, length: int, thinking: bool = False) -> list
     return [*tokens[:-1], BEGIN_THINKING_TOKEN] if thinking else tokens
 
 
-def dummy_drafts(past: int, draft_len: int, accept: int, index_topk: int = 0) -> list[int]:
+def compress(first: int, entries: Sequence[int]) -> int:
+    """The compressed token of slots ``first``, ``first + 1``, ... with these entries; > 0 unless all are EMPTY."""
+    terms = [term(first + i, value) for i, value in enumerate(entries) if value != EMPTY]
+    return 1 + sum(terms) % PRIME if terms else EMPTY
+
+
+def compressed_digest(entries: Sequence[int], window_size: int, ratios: Sequence[int], index_topk: int) -> int:
+    """Digest of the row of the last of ``entries``, those of slots 0, 1, ..., with compressed attention."""
+    first = max(0, len(entries) - window_size)
+    total = len(ratios) * sum(term(s, v) for s, v in enumerate(entries[first:], first) if v != EMPTY)
+    for layer, r in enumerate(ratios[1:], 1):
+        tokens = [compress(r * i, entries[r * i : r * i + r]) for i in range(len(entries) // r)]
+        scores = sorted((term(i, token) for i, token in enumerate(tokens) if token != EMPTY), reverse=True)
+        total += sum(scores[:index_topk] if layer == 1 else scores)
+    return total % PRIME
+
+
+def dummy_drafts(
+    past: int, draft_len: int, accept: int, index_topk: int = 0, window_size: int = 0, ratios: Sequence[int] = ()
+) -> list[int]:
     """Draft tokens that make the target accept ``accept`` tokens (1..draft_len+1) of a dummy generation row.
 
     A dummy has ``past`` cached tokens whose slots are EMPTY and feeds ``DUMMY_TOKEN`` at position ``past``. With
-    ``index_topk`` the target attends sparsely, to nothing EMPTY.
+    ``index_topk`` the target attends sparsely, to nothing EMPTY; with ``ratios``, to a window and compressed tokens.
     """
+    if ratios:
+        return _compressed_dummy_drafts(past, draft_len, accept, index_topk, window_size, ratios)
     terms = [] if index_topk else [term(s, EMPTY) for s in range(past)]
     drafts: list[int] = []
     token = DUMMY_TOKEN
@@ -261,6 +309,18 @@ def dummy_drafts(past: int, draft_len: int, accept: int, index_topk: int = 0) ->
         terms.append(term(past + depth, entry(past + depth, token)))
         seen = sorted(terms)[-index_topk:] if index_topk else terms
         choice = choose(sum(seen))
+        token = choice if depth < accept - 1 else disagree(choice)
+        drafts.append(token)
+    return drafts
+
+
+def _compressed_dummy_drafts(
+    past: int, draft_len: int, accept: int, index_topk: int, window_size: int, ratios: Sequence[int]
+) -> list[int]:
+    entries, drafts, token = [EMPTY] * past, list[int](), DUMMY_TOKEN
+    for depth in range(draft_len):
+        entries.append(entry(past + depth, token))
+        choice = choose(compressed_digest(entries, window_size, ratios, index_topk))
         token = choice if depth < accept - 1 else disagree(choice)
         drafts.append(token)
     return drafts

@@ -28,7 +28,7 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     vocabulary = choose(draw, _OWN_VOCABULARY) if "draft_vocab_map" in variants else False
     guided = choose(draw, _GUIDED) if "guided_decoding" in variants else False
     topk, delta = choose(draw, _RELAXED) if "use_relaxed_acceptance_for_thinking" in variants else _RELAXED[0]
-    guided = guided and not config.traits.tree
+    guided = guided and not config.traits.tree and not config.shares_target_kv
     if guided or not config.traits.relaxed_acceptance:
         topk, delta = _RELAXED[0]
     # These are not combined with others.
@@ -44,7 +44,7 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         use_relaxed_acceptance_for_thinking=topk > 0,
         relaxed_topk=topk,
         relaxed_delta=delta,
-        sa_threshold=threshold if config.traits.sa_enhancer and not alone else 0,
+        sa_threshold=threshold if config.traits.sa_enhancer and not alone and not config.shares_target_kv else 0,
         attention_dp_size=ranks,
         attention_dp_rank=pick(draw, ranks),
     )

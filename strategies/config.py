@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 
 from scenarios import BACKENDS, WORKERS, Config, Request, Schedule, UsageError, closest
 from scenarios.acceptance import VARIANTS
+from scenarios.backends import longest_grant, runs_on
 from scenarios.trees import most_nodes
 from strategies.acceptance import draw_thinking, draw_variants
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
 from strategies.layout import Room, pages
 from strategies.sizes import least_draft_len, prompt_lens
 
-DENSE: Final = tuple(name for name, backend in BACKENDS.items() if not backend.sparse)
+DENSE: Final = ("TRTLLM",)
+"""The backend that all workers run on."""
+_USUAL: Final = ("TRTLLM", "DSA")
+"""Backends that are drawn twice as often as others."""
 
 _BLOCKS: Final = (4, 1, 2, 3, 5, 6, 7, 8)
 _DRAFT_LENS: Final = (1, 2, 3, 4, 7)
@@ -25,6 +29,9 @@ _RUNS: Final = (2, 0, 1, 3)
 _BUDGETS: Final = (8, 0, 1, 2)
 _TOPK: Final = (2, 1, 3, 4, 8, 128)
 """The last one is not below any ``max_seq_len`` that is drawn: it selects everything."""
+_WINDOWS: Final = (2, 1, 3, 5, 8)
+_RATIOS: Final = ((1, 2), (1, 2, 4), (1, 4), (1, 3), (1, 4, 8))
+"""``compress_ratios``, each with a last one that is a multiple of the others."""
 _TREE_TOPK: Final = (2, 3, 4)
 _MAX_DEPTH: Final = 4
 """Depth of the deepest tree that is drawn; wide ones cost time, and width is what goes wrong."""
@@ -74,7 +81,8 @@ def configs(
         configs(workers=["PARDWorker"], max_draft_len=4)
 
     workers        class names, by default all of ``WORKERS``
-    backends       attention backends, keys of ``BACKENDS``, by default the dense one
+    backends       attention backends, keys of ``BACKENDS``, by default the dense one, which is also drawn for workers
+                   that run on none of them
     variants       ways to accept and to read drafts that may be drawn, of ``VARIANTS``, by default none
     max_draft_len  largest ``Config.max_draft_len``, at most 31; drawn is this one, or one of 1, 2, 3, 4, 7 below it
     max_batch      largest ``Config.max_num_requests``, at most 256
@@ -120,7 +128,9 @@ def _configs(
     caches: tuple[tuple[bool, str, bool], ...],
 ) -> Config:
     worker = choose(draw, workers)
-    backend = choose(draw, backends if WORKERS[worker].sparse else [b for b in backends if b in DENSE])
+    fitting = [b for b in backends if runs_on(worker, b)] or list(DENSE)
+    usual = [b for b in fitting if b in _USUAL]
+    backend = choose(draw, fitting if usual == fitting else [*fitting, *usual])
     draft_len, block, max_rows = choose(draw, draft_lens), choose(draw, _BLOCKS), choose(draw, rows)
     runs, budget, seed = digits(draw, (len(_RUNS), len(_BUDGETS), _SEEDS))
     tight = choose(draw, _TIGHT)
@@ -150,7 +160,25 @@ def _configs(
     )
     if separate and config.traits.separate_draft_kv_cache:
         config = _with_draft_cache(config, choose(draw, _BLOCKS))
+    config = _sized_for_backend(draw, config)
     return draw_variants(draw, _tighten(draw, config, tight) if tight else config, variants)
+
+
+def _sized_for_backend(draw: Draw, config: Config) -> Config:
+    """``config`` with the sizes that only its backend has, and pages that suit it."""
+    backend = BACKENDS[config.attention_backend]
+    if backend.one_page:
+        return replace(config, tokens_per_block=longest_grant(config))
+    if not backend.compressed:
+        return config
+    window, ratios = choose(draw, _WINDOWS), choose(draw, _RATIOS)
+    return replace(
+        config,
+        window_size=window,
+        compress_ratios=ratios,
+        # Whole compressed tokens, of each ratio.
+        tokens_per_block=pages(config.tokens_per_block, ratios[-1]) * ratios[-1],
+    )
 
 
 def _with_draft_cache(config: Config, block: int) -> Config:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from scenarios import Phase, Schedule, UsageError
+from scenarios import BACKENDS, Phase, Schedule, UsageError
 
 
 def phases(schedule: Schedule, *, with_startup: bool = True) -> st.SearchStrategy[Phase]:
     """Phases that the next step may have: start-up until something is served, replay once a graph is captured.
 
+    A backend without graphs has warm-up alone.
     Shrinks to an eager step. ``with_startup`` False leaves start-up out. Raises ``UsageError`` if the run is over.
     """
     if schedule.over:
@@ -28,6 +29,8 @@ def phase_table(schedule: Schedule, *, with_startup: bool = True) -> tuple[Phase
 
     Always five, so that a step keeps its place among the choices when Hypothesis removes an earlier one.
     """
+    if with_startup and not schedule.serving and BACKENDS[schedule.config.attention_backend].one_page:
+        return (Phase.EAGER, Phase.WARMUP, Phase.WARMUP, Phase.WARMUP, Phase.EAGER)
     if with_startup and not schedule.serving:
         return (Phase.EAGER, Phase.WARMUP, Phase.CAPTURE, Phase.CAPTURE, Phase.EAGER)
     if replayable(schedule):

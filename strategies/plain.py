@@ -29,6 +29,7 @@ from scenarios import (
     Step,
     kept_in_step,
 )
+from scenarios.backends import runs_on
 from scenarios.schedule import check_config
 from scenarios.trees import most_nodes
 from strategies.composer import Record
@@ -39,6 +40,8 @@ _OCCURRENCES: Final = 8
 _TRIES: Final = 50
 """Proposals for a step, then the scenario ends, or a new one is begun where it has none."""
 _DEEPEST_TREE: Final = 4
+_ONE_PAGE: Final = 256
+"""Tokens of a page that holds any sequence."""
 
 
 def plain_scenario(
@@ -78,18 +81,19 @@ def _config(
 ) -> Config:
     traits = WORKERS[worker]
     while True:
-        backend = random.choice([b for b in backends if traits.sparse or not BACKENDS[b].sparse])
+        backend = random.choice([b for b in backends if runs_on(worker, b)])
         draft_len = random.randint(1, min(max_draft_len, _DEEPEST_TREE) if traits.tree else max_draft_len)
         topk = random.randint(2, 4) if traits.tree else 0
         config = Config(
             worker=worker,
             max_draft_len=draft_len,
-            tokens_per_block=random.randint(1, 64),
+            tokens_per_block=_ONE_PAGE if BACKENDS[backend].one_page else random.randint(1, 64),
             max_num_requests=random.randint(1, max_batch),
             graph_warmup_runs=random.randint(1, 3),
             seed=random.randrange(1 << 16),
             attention_backend=backend,
             index_topk=random.randint(1, 64) if BACKENDS[backend].sparse else 0,
+            **_compression(random) if BACKENDS[backend].compressed else {},
             dynamic_tree_max_topK=topk,
             max_total_draft_tokens=random.randint(draft_len, most_nodes(draft_len, topk)) if traits.tree else 0,
             kv_cache_manager=random.choice(("V1", "V2")),
@@ -102,6 +106,13 @@ def _config(
         except ScenarioError:
             continue
         return config
+
+
+def _compression(random: Random) -> dict[str, Any]:
+    """A window, and one ratio or two."""
+    ratio = random.randint(2, 16)
+    third = (random.randint(2, 4) * ratio,) if random.random() < 0.5 else ()
+    return {"window_size": random.randint(1, 64), "compress_ratios": (1, ratio, *third)}
 
 
 def _caches(random: Random, may_be_apart: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from engines.portable.compressed_observation import compressed_content
 from engines.portable.pyexecutor.llm_request import LlmRequest
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
@@ -49,6 +50,8 @@ class CacheObserver:
 
     def tables(self, attn: Any, *, drafting: bool = False) -> Fields:
         """The table that the metadata refers to and, unless ``drafting``, that of a separate draft KV cache."""
+        if not hasattr(attn, "kv_cache_block_offsets"):
+            return {}
         fields = {"kv_cache_block_offsets": self._table(attn.kv_cache_block_offsets, self._prefix(attn))}
         if len(self._managers) > 1 and not drafting:
             fields["draft_kv_cache_block_offsets"] = self._table(attn.draft_kv_cache_block_offsets, "draft_")
@@ -74,6 +77,8 @@ class CacheObserver:
     def content(self, requests: Iterable[LlmRequest]) -> Fields:
         """Entries of the committed slots of each request, in every pool."""
         used = {r.py_request_id: r.num_cached_tokens for r in requests}
+        if self._config.compress_ratios:
+            return self._compressed_content(used)
         of_managers = [_content(manager, used) for _, manager in self._managers]
         if self._config.index_topk and len(of_managers) > 1:
             # Each has its layers and then those of their indexers.
@@ -83,6 +88,13 @@ class CacheObserver:
             target, *layers = content
             return {"target_kv": target, "draft_layers_kv": {i: [layer[i] for layer in layers] for i in used}}
         return dict(zip(_CONTENT, content))
+
+    def _compressed_content(self, used: Mapping[int, int]) -> Fields:
+        # Behind the pools of plain tokens come the others.
+        target, *rest = (pool for _, manager in self._managers for pool in _content(manager, used))
+        drafts = rest[0] if len(self._managers) == 1 else rest[-1]
+        manager: Any = self._executor.kv_cache_manager
+        return {"target_kv": target, "draft_kv": drafts, **compressed_content(manager, used)}
 
     def _prefix(self, attn: Any) -> str:
         """Of the fields that speak of the cache that the metadata refers to."""

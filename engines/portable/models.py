@@ -11,18 +11,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from engines.compressed_tracer import CompressedTracer
+from engines.page_tracer import HostTracer, ViewTracer
+from engines.portable.attention.backends.flashinfer import FlashInferAttention
+from engines.portable.attention.backends.sparse.deepseek_v4.backend import DeepseekV4TrtllmAttention
 from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAttention
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttention
+from engines.portable.attention.backends.vanilla import VanillaAttention
 from engines.portable.distributed import FusedMoE, all_rank_num_tokens_kept
 from engines.portable.speculative.interface import DecodingConfig
 from engines.tracer import (
-    Rows,
     SparseTracer,
     Tracer,
     block_digests,
     choose,
     disagree,
-    locate,
     log_probabilities,
     near,
     one_hot,
@@ -181,19 +184,21 @@ class MarkovHead(nn.Module):
         return self.steering.logits(self.steering.disturb(tokens, attn_metadata)).view_as(block_logits)
 
 
+_ATTENTION: Final[dict[type[Tracer], type[Any]]] = {
+    CompressedTracer: DeepseekV4TrtllmAttention,
+    SparseTracer: DSATrtllmAttention,
+    ViewTracer: FlashInferAttention,
+    HostTracer: VanillaAttention,
+}
+"""The attention of the backend that a tracer stands for, if it is another one than TRTLLM."""
+
+
 class TracerModel(nn.Module):
     """Base of target and drafters: finds its rows in the cache, and attends as the tracer does."""
 
     def __init__(self, tracer: Tracer, layer_idx: int = DRAFT_LAYER) -> None:
         super().__init__()
-        backend = DSATrtllmAttention if isinstance(tracer, SparseTracer) else TrtllmAttention
-        self.attention = backend(tracer, layer_idx)
-
-    def _place(self, attn_metadata: Any, num_rows: int) -> tuple[Tensor, Rows]:
-        """Block table, int32 [n, pages], and rows."""
-        table = attn_metadata.kv_cache_block_offsets[0, : attn_metadata.num_seqs, 0]
-        cu_q, cu_kv = attn_metadata.mla_scheduler_buffers()
-        return table, locate(cu_q, cu_kv, num_rows)
+        self.attention = _ATTENTION.get(type(tracer), TrtllmAttention)(tracer, layer_idx)
 
 
 class TargetModel(TracerModel):
@@ -204,7 +209,7 @@ class TargetModel(TracerModel):
         self.experts = experts
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
-        table, rows = self._place(attn_metadata, input_ids.shape[0])
+        table, rows = self.attention.place(attn_metadata, input_ids.shape[0])
         positions = position_ids.squeeze(0)
         digests = self.attention.target(attn_metadata, table, rows, positions, input_ids)
         if self.experts is not None:
@@ -224,7 +229,7 @@ class ShiftedDraftModel(TracerModel):
         self, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, hidden_states: Tensor | None = None
     ) -> Tensor:
         """Hidden rows: the digest, and what the head chooses from."""
-        table, rows = self._place(attn_metadata, input_ids.shape[0])
+        table, rows = self.attention.place(attn_metadata, input_ids.shape[0])
         digests, own = self.attention.shifted(attn_metadata, table, rows, position_ids, input_ids)
         choices = digests if hidden_states is None else (2 * (hidden_states[:, 0] + own) - digests) % PRIME
         return torch.stack([digests, choices], dim=1)
@@ -307,7 +312,7 @@ class PARDLayers(TracerModel):
     """The layers of a parallel drafter: hidden rows whose masks are seen as what the target would choose."""
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
-        table, rows = self._place(attn_metadata, input_ids.shape[0])
+        table, rows = self.attention.place(attn_metadata, input_ids.shape[0])
         masks = spec_metadata.runtime_tokens_per_gen_step - 1 if attn_metadata.num_generations else 0
         digests = self.attention.parallel(attn_metadata, table, rows, position_ids, input_ids, masks)
         return digests.unsqueeze(1).expand(-1, HIDDEN_SIZE)

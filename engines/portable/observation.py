@@ -8,11 +8,14 @@ from weakref import ref
 
 from torch import Tensor
 
-from engines.portable import cache_observation
+from engines.portable import cache_observation, compressed_observation
 from engines.portable._utils import is_current_stream_capturing
 from engines.portable.attention.backends.interface import AttentionMetadata
+from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.cache_observation import CacheObserver
+from engines.portable.compressed_observation import CompressedObserver
 from engines.portable.context_observation import DraftContext
+from engines.portable.page_observation import device_page_fields, host_page_fields
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
@@ -59,6 +62,26 @@ class Labels:
         return known[1]
 
 
+def _sparse_observer(config: Config, executor: PyExecutor) -> tuple[SparseObserver | None, tuple[str, ...]]:
+    """Who reads what a sparse backend has beside a dense one, and its tensors whose identity matters."""
+    backend, managers = BACKENDS[config.attention_backend], executor.kv_cache_managers
+    if backend.compressed:
+        return CompressedObserver(managers), compressed_observation.DEVICE_TENSORS  # type: ignore[arg-type]
+    if backend.sparse:
+        return SparseObserver(managers), DEVICE_TENSORS  # type: ignore[arg-type]
+    return None, ()
+
+
+def _prepared_lens(attn: Any) -> Fields:
+    """Lengths that ``prepare`` writes; a backend whose kernels are not told of them has none."""
+    if not hasattr(attn, "kv_lens"):
+        return {}
+    n = attn.num_seqs
+    names = ("kv_lens", "prompt_lens_cpu", "prompt_lens_cuda")
+    lens = {name: getattr(attn, name).tolist() for name in ("kv_lens_runtime", "host_total_kv_lens")}
+    return lens | {name: getattr(attn, name).tolist()[:n] for name in names}
+
+
 def _cut(rows: Tensor, lens: Iterable[int]) -> list[list[int]]:
     return [row[:n] for row, n in zip(rows.tolist(), lens)]
 
@@ -79,10 +102,9 @@ class Observer:
         self._caches = CacheObserver(config, executor)
         self._worker = worker
         self._label = Labels()
-        sparse = BACKENDS[config.attention_backend].sparse
-        self._sparse = SparseObserver(executor.kv_cache_managers) if sparse else None  # type: ignore[arg-type]
+        self._sparse, sparse_tensors = _sparse_observer(config, executor)
         self._context = context
-        self._objects = (*_IDENTITY, *DEVICE_TENSORS) if sparse else _IDENTITY
+        self._objects = (*_IDENTITY, *sparse_tensors)
         self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()
@@ -109,13 +131,9 @@ class Observer:
         caches = self._caches.begin(self._batch.all_requests())
         if self._sparse is not None:
             self._sparse.begin(self._batch.all_requests(), attn.kv_lens_runtime.tolist())
-        fields = self._forward_metadata()
+        fields = self._forward_metadata(attn)
         fields.update(
-            kv_lens=attn.kv_lens.tolist()[:n],
-            kv_lens_runtime=attn.kv_lens_runtime.tolist(),
-            host_total_kv_lens=attn.host_total_kv_lens.tolist(),
-            prompt_lens_cpu=attn.prompt_lens_cpu.tolist()[:n],
-            prompt_lens_cuda=attn.prompt_lens_cuda.tolist()[:n],
+            **_prepared_lens(attn),
             request_ids=[None if r.is_dummy else r.py_request_id for r in self._batch.all_requests()],
             gather_ids=spec.gather_ids.tolist(),
             draft_tokens=spec.draft_tokens.tolist(),
@@ -159,12 +177,14 @@ class Observer:
 
     def drafting(self, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Before a call of the draft model."""
-        fields = self._forward_metadata(of_target=False)
+        # A view of it, where drafters have one.
+        attn = kwargs.get("attn_metadata", self._attn_metadata)
+        fields = self._forward_metadata(attn, of_target=False)
         if not self._cuda_capture():
             fields.update(self._draft_inputs(kwargs), **self._matchers())
-            fields.update(self._caches.tables(self._attn_metadata, drafting=True))
+            fields.update(self._caches.tables(attn, drafting=True))
             if self._sparse is not None:
-                fields.update(self._sparse.full_fields(self._attn_metadata))
+                fields.update(self._sparse.full_fields(attn))
         if "all_rank_num_tokens" in kwargs:
             fields["draft_all_rank_num_tokens"] = kwargs["all_rank_num_tokens"]
         self._add(draft(self._drafts), fields)
@@ -176,6 +196,8 @@ class Observer:
         fields = {"input_ids": kwargs["input_ids"].tolist(), "position_ids": kwargs["position_ids"].tolist()}
         if "hidden_states" in kwargs:
             fields["hidden_states"] = kwargs["hidden_states"][:, 0].tolist()
+        if "recurrent_hidden_states" in kwargs:
+            fields["hidden_states"] = kwargs["recurrent_hidden_states"].tolist()
         return fields
 
     def worker_returned(self, result: Any, args: Any, kwargs: Any) -> None:
@@ -241,7 +263,12 @@ class Observer:
     def _enter(self) -> None:
         self._run += 1
         self._drafts = 0
-        fields = {**self._forward_metadata(), **self._context_lengths(), **self._chain_fields(), **self._counter()}
+        fields = {
+            **self._forward_metadata(self._attn_metadata),
+            **self._context_lengths(),
+            **self._chain_fields(),
+            **self._counter(),
+        }
         # Upstream's copies share what they save in, which a leak alone turns into a fault.
         if self._attn_metadata.is_cuda_graph and isinstance(self._attn_metadata, AttentionMetadata):
             fields["shared_with_eager"] = self._shared_with_eager()
@@ -262,10 +289,11 @@ class Observer:
         )
         self._add(RESTORED, fields)
 
-    def _forward_metadata(self, *, of_target: bool = True) -> Fields:
+    def _forward_metadata(self, attn: Any, *, of_target: bool = True) -> Fields:
         """The metadata where a forward of the target or of the drafter is about to read it."""
-        attn = self._attn_metadata
         fields = self._metadata(attn)
+        if not self._cuda_capture():
+            fields.update(device_page_fields(attn))
         if self._sparse is not None:
             fields.update(self._sparse.host_fields(attn))
             if not self._cuda_capture():
@@ -299,7 +327,7 @@ class Observer:
         attn = self._attn_metadata
         drafts = self._tree is None and attn.num_generations > 0 and self._spec_metadata.runtime_draft_len > 0
         # Of this engine's metadata alone: what upstream's has in its place is not looked into.
-        if not drafts or not isinstance(attn, AttentionMetadata) or self._cuda_capture():
+        if not drafts or not isinstance(attn, TrtllmAttentionMetadata) or self._cuda_capture():
             return {}
         return linear_fields(attn)
 
@@ -318,17 +346,20 @@ class Observer:
             "num_ctx_tokens": attn.num_ctx_tokens,
             "num_tokens": attn.num_tokens,
             "_seq_lens": attn._seq_lens.tolist(),
-            "host_request_types": attn.host_request_types.tolist()[:n],
             "use_spec_decoding": attn.use_spec_decoding,
             "all_rank_num_tokens": attn.all_rank_num_tokens,
             "_saved_tensors": list(attn._saved_tensors),
             # A version of upstream may lack one of them, or compute it.
             "identity": {name: self._label(tensor) for name, tensor in self._tensors(attn).items()},
             **self._caches.referred(attn),
+            **host_page_fields(attn),
         }
+        if hasattr(attn, "host_request_types"):
+            fields["host_request_types"] = attn.host_request_types.tolist()[:n]
         if device and not self._cuda_capture():
             fields["_seq_lens_cuda"] = attn._seq_lens_cuda.tolist()
-            fields["kv_lens_cuda"] = attn.kv_lens_cuda.tolist()[:n]
+            if hasattr(attn, "kv_lens_cuda"):
+                fields["kv_lens_cuda"] = attn.kv_lens_cuda.tolist()[:n]
         return fields
 
     def _tensors(self, attn: Any) -> dict[str, Tensor]:

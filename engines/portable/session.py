@@ -215,6 +215,7 @@ class PortableSession:
             Seam("kv_cache_manager.prepare_resources", manager, "prepare_resources", SiteClass.ALLOC),
             Seam("model_engine.prepare_inputs", engine, "_prepare_inputs", launch, after=watch.prepared),
             *self._draft_cache_seams(),
+            *self._view_seams(),
             Seam("attn_metadata.prepare", attn, "prepare", launch),
             Seam("spec_metadata.prepare", spec, "prepare", launch),
             Seam("model.forward", model, "forward", None, before=watch.entered),
@@ -261,8 +262,27 @@ class PortableSession:
         return [
             *([Seam(f"attn_metadata.{tables}", attn, tables, SiteClass.LAUNCH)] if hasattr(attn, tables) else []),
             Seam("draft_kv_cache_manager.prepare_resources", manager, "prepare_resources", SiteClass.ALLOC),
+            *self._swap_seams(),
+        ]
+
+    def _swap_seams(self) -> list[Seam]:
+        """Seams of metadata that refers to the drafter's cache for a while; a view of it refers to nothing else."""
+        attn = self._executor.model_engine.attn_metadata
+        if not hasattr(attn, "prepare_for_draft_forward"):
+            return []
+        return [
             Seam("attn_metadata.prepare_for_draft_forward", attn, "prepare_for_draft_forward", SiteClass.HOOK),
             Seam("attn_metadata.restore_after_draft_forward", attn, "restore_after_draft_forward", SiteClass.RESTORE),
+        ]
+
+    def _view_seams(self) -> list[Seam]:
+        """Seams of the views that drafters have of metadata."""
+        attn = self._executor.model_engine.attn_metadata
+        if not hasattr(attn, "get_draft_metadata"):
+            return []
+        return [
+            Seam("attn_metadata.get_draft_metadata", attn, "get_draft_metadata", SiteClass.HOOK),
+            Seam("attn_metadata.view", attn, "_create_draft_view", None, after=self._adopt_view),
         ]
 
     def _draft_seams(self, watch: Any) -> list[Seam]:
@@ -293,6 +313,12 @@ class PortableSession:
             self._sites.adopt(copy, original)
 
         return adopt
+
+    def _adopt_view(self, view: Any, args: Any, kwargs: Any) -> None:
+        """The same for a view, which may be one of the metadata of a graph."""
+        engine = self._executor.model_engine
+        owners = [engine.attn_metadata, *(graph.attn_metadata for graph in engine.cuda_graph_runner.graphs.values())]
+        self._sites.adopt(view, next(owner for owner in owners if vars(owner)["prepare"] is vars(view)["prepare"]))
 
     def _shelter_restore_code(self) -> None:
         """Restore code is assumed not to fail: within it no torch call or line is a site."""
@@ -334,6 +360,8 @@ def _draft_model_calls(draft_model: Any) -> list[tuple[Any, str, Any]]:
     """Whose method of which name a worker calls to draft, and the head behind it: one, or one of each layer."""
     if hasattr(draft_model, "dflash_forward"):
         return [(draft_model, "dflash_forward", draft_model.logits_processor)]
+    if hasattr(draft_model, "forward_draft_step"):
+        return [(draft_model, "forward_draft_step", draft_model.logits_processor)]
     layers = getattr(draft_model, "mtp_layers", None)
     if layers is not None:
         return [(layer, "forward", layer.shared_head) for layer in layers]

@@ -110,21 +110,21 @@ class SparseObserver:
     def _owners_of_scales(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
         referred = self._referred(attn)
         manager, owners = self._managers[referred], []
-        size = manager.tokens_per_block
+        size = manager.index_tokens_per_block
         for byte_offset in byte_offsets.tolist():
             page, rest = divmod(byte_offset, manager.index_page_bytes)
             offset, misplaced = divmod(rest - size * manager.index_data_bytes, manager.index_scale_bytes)
             inside = not misplaced and 0 <= offset < size
-            owners.append(self._owner(referred, page * size + offset) if inside else [-1, -1])
+            owners.append(self._owner(referred, page * manager.tokens_per_block + offset) if inside else [-1, -1])
         return owners
 
     def _owner(self, referred: int, slot: int) -> list[int]:
-        size = self._managers[referred].tokens_per_block
-        page, offset = divmod(slot, size)
+        manager = self._managers[referred]
+        page, offset = divmod(slot, manager.tokens_per_block)
         if page not in self._owners[referred]:
             return [-1, -1]
         row, place = self._owners[referred][page]
-        return [row, place * size + offset]
+        return [row, place * manager.index_tokens_per_block + offset]
 
     def _referred(self, attn: Any) -> int:
         """Which manager the metadata refers to; the first if it is none of them."""

@@ -40,7 +40,7 @@ class DraftCall:
     num_ctx_per_req: list[int] | None = None
     updated: bool = False
     use_spec_decoding: bool = True
-    hidden_states: list[int] | None = None
+    hidden_states: list[int] | list[list[int]] | None = None
     rank_counts: list[int] | None = None
     takes_rank_counts: bool = False
     shows_rank_counts: bool = False

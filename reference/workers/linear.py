@@ -8,13 +8,15 @@ from reference.batch import Batch, Row
 from reference.drafter import Chain, chain, shifted_slots
 from reference.history import Drafts, History
 from reference.workers.interface import DraftCall, Drafting, SpecWorker
+from scenarios.tracer import PRIME
 
 
 class LinearWorker(SpecWorker):
     """Drafts one token per call, each call fed with the draft of the one before.
 
     The first call ingests the step's tokens in the target's layout, each position with the token of the next
-    one; the later ones feed one token per row, so that by call i a row has its cached tokens and i more.
+    one; the later ones feed one token per row, so that by call i a row has its cached tokens and i more. A drafter that
+    reads the target's cache has nothing to ingest: each of its calls feeds one token per row.
     """
 
     feeds_hidden_states: ClassVar[bool]
@@ -25,6 +27,8 @@ class LinearWorker(SpecWorker):
         chains = [chain(row.text, row.end + 1, batch.draft_len, row.model_agree, row.near) for row in batch.rows]
         calls = [self._ingest(batch)]
         calls += [self._extend(batch, chains, i) for i in range(1, batch.draft_len)]
+        if batch.shares_target_kv:
+            calls = [self._look(batch, chains, i) for i in range(batch.draft_len)]
         kv_lens = [row.end + batch.draft_len for row in batch.rows]
         return Drafting(calls, [Drafts(made.drafts) for made in chains], kv_lens)
 
@@ -54,6 +58,27 @@ class LinearWorker(SpecWorker):
             rank_counts=batch.rows_of_ranks(),
             takes_rank_counts=self.feeds_hidden_states,
             shows_rank_counts=not self.feeds_hidden_states,
+        )
+
+    def _look(self, batch: Batch, chains: list[Chain], i: int) -> DraftCall:
+        """A call over the target's cache: it adds nothing, so that neither lengths nor positions move.
+
+        What it is handed on is a pair: the target's digest of all tokens fed by then, and the one that it began with,
+        by which the drafter counts its steps.
+        """
+        rows = list(zip(batch.rows, chains, strict=True))
+        first = [row.text.hidden(row.end - 1, row.end)[0] for row in batch.rows]
+        digests = [made.hidden[i - 1] for made in chains] if i else first
+        return DraftCall(
+            input_ids=[made.drafts[i - 1] if i else shifted(row)[row.end - row.past - 1] for row, made in rows],
+            position_ids=[row.end for row in batch.rows],
+            seq_lens=[1] * len(rows),
+            kv_lens=[row.end for row in batch.rows],
+            num_contexts=0,
+            use_spec_decoding=False,
+            hidden_states=[[digest, begun + i * PRIME] for digest, begun in zip(digests, first, strict=True)],
+            rank_counts=batch.rows_of_ranks(),
+            shows_rank_counts=True,
         )
 
     def draft_slots(self, history: History) -> list[int]:

@@ -7,45 +7,23 @@ import sys
 import pytest
 
 from fuzz import listing
+from fuzz.metadata_classes import CLASSES
 from scenarios import BACKENDS, UsageError
 
-UPSTREAM = {
-    "attention": {
-        "AttentionMetadata",
-        "TrtllmAttentionMetadata",
-        "DSAtrtllmAttentionMetadata",
-        "FlashInferAttentionMetadata",
-        "VanillaAttentionMetadata",
-    },
-    "speculation": {
-        "SpecMetadata",
-        "Eagle3OneModelSpecMetadata",
-        "MTPSpecMetadata",
-        "PARDSpecMetadata",
-        "DFlashSpecMetadata",
-        "DraftTargetOneModelSpecMetadata",
-        "SASpecMetadata",
-    },
-    "per request": {
-        "Eagle3ResourceManager",
-        "MTPHiddenStatesManager",
-        "SuffixAutomatonManager",
-        "SpecTreeManager",
-        "CapturableGuidedDecoder",
-    },
-    "KV cache": {"KVCacheManager", "KVCacheManagerV2", "DSACacheManager", "DSACacheManagerV2"},
-}
-"""By upstream's names. Not here yet: DeepSeek-V4 attention."""
-OWN = {"CapturingSpecMetadata", "SpecResourceManager", "SeqSlotManager", "RelaxedDeltaManager"}
+OWN = {"CapturingSpecMetadata", "SpecResourceManager", "RelaxedDeltaManager"}
 """What upstream has under other names, or inside a worker."""
 
 
 def test_metadata() -> None:
     pytest.importorskip("torch", reason="the portable engine needs torch")
     rows = listing.metadata()
-    by_kind = {kind: {row["name"] for row in rows if row["kind"] == kind} - OWN for kind in UPSTREAM}
-    assert by_kind == UPSTREAM
-    assert {backend.metadata for backend in BACKENDS.values()} <= by_kind["attention"]
+    assert {(row["kind"], row["name"]) for row in rows if row["name"] not in OWN} == {
+        (kind, name) for kind, classes in CLASSES.items() for name in classes
+    }
+    assert len({row["name"] for row in rows}) == len(rows)
+    absent = {row["name"] for row in rows if row["summary"].startswith("not in the portable engine: ")}
+    assert absent == {name for classes in CLASSES.values() for name, why in classes.items() if why}
+    assert {backend.metadata for backend in BACKENDS.values()} <= set(CLASSES["attention"]) - absent
     assert all(row["summary"] for row in rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +29,7 @@ from scenarios import (
 from scenarios.acceptance import VARIANTS
 from strategies import scenarios
 from tests.fuzz.samples import MIXED, size
+from tests.museum.backend_cases import compressed
 
 LARGE = check(
     Scenario(
@@ -231,6 +233,26 @@ def test_whatever_is_drawn_shrinks_to_the_least(scenario: Scenario) -> None:
     tree = {"dynamic_tree_max_topK": 2, "max_total_draft_tokens": 1} if scenario.config.traits.tree else {}
     assert small.config == Config(worker=scenario.config.worker, max_draft_len=1, **tree)
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("needs", "left"),
+    [
+        (lambda config: True, {}),
+        (lambda config: config.index_topk, {"attention_backend": "DSA", "index_topk": 2}),
+        (
+            lambda config: config.compress_ratios,
+            {"attention_backend": "DEEPSEEK_V4", "index_topk": 2, "window_size": 1, "compress_ratios": (1, 2)},
+        ),
+        (
+            lambda config: len(config.compress_ratios) > 2,
+            {"attention_backend": "DEEPSEEK_V4", "index_topk": 2, "window_size": 1, "compress_ratios": (1, 2, 4)},
+        ),
+    ],
+)
+def test_compression_goes_where_it_is_not_needed(needs: Callable[[Config], bool], left: dict[str, Any]) -> None:
+    smallest = shrink(compressed("Eagle3OneModelWorker"), lambda scenario: bool(needs(scenario.config)))
+    assert smallest.config == Config(worker="Eagle3OneModelWorker", max_draft_len=1, **left)
 
 
 @pytest.mark.parametrize("index", range(len(LARGE.steps)))

@@ -47,6 +47,16 @@ def sparse(scenario: Scenario, index_topk: int = 3) -> Scenario:
     return check(replace(scenario, config=replace(scenario.config, attention_backend="DSA", index_topk=index_topk)))
 
 
+def on_backend(scenario: Scenario, name: str) -> Scenario:
+    """The same scenario on another attention backend, with sizes that make every request outgrow what it sees."""
+    sizes: dict[str, dict[str, Any]] = {
+        "DEEPSEEK_V4": {"index_topk": 2, "window_size": 3, "compress_ratios": (1, 2, 4)},
+        "VANILLA": {"tokens_per_block": 2 * scenario.config.max_seq_len},
+    }
+    config = replace(scenario.config, attention_backend=name, **sizes.get(name, {}))
+    return check(replace(scenario, config=config))
+
+
 def enhanced(scenario: Scenario) -> Scenario:
     """The same scenario with suffix automata, whose match is long enough in every other generation of a request."""
     steps = [

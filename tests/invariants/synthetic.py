@@ -14,8 +14,7 @@ from typing import Any
 import reference
 from invariants.pools import Pool, pools
 from scenarios import Config, Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
-
-TABLES = ("kv_cache_block_offsets", "draft_kv_cache_block_offsets")
+from tests.invariants.backend_dressing import TABLES, dress_backend
 
 
 class Pages:
@@ -66,7 +65,7 @@ def dressed(scenario: Scenario) -> Trace:
         blocks["connector_block_ids"] = blocks["kv_blocks"]
         taken = _dress_sparse(taken, prepared, config)
         taken = _dress_slots(_dress_counter(_dress_context(taken, config.traits)), step, slots)
-        steps.append(_dress_step(step, taken, prepared, blocks, config))
+        steps.append(dress_backend(_dress_step(step, taken, prepared, blocks, config), prepared, config))
     classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
     return Trace("synthetic", "cpu", tuple(steps), classes)
 
@@ -92,7 +91,7 @@ def _tables(name: str, prepared: dict[str, Any], config: Config) -> tuple[Pool, 
 def _dress_sparse(taken: StepTrace, prepared: dict[str, Any], config: Config) -> StepTrace:
     """Adds the pages and slots that a sparse backend names wherever the oracle says which tokens they belong to."""
     first = taken.find("prepared")
-    if first is None or "slot_owners" not in first:
+    if first is None or "slot_owners" not in first or config.compress_ratios:
         return taken
     substeps = []
     for substep in taken.substeps:
@@ -189,7 +188,7 @@ def _dress_step(
         if name == "failed":
             assert kv_after is not None
             fields = {
-                "kv_lens_cuda": kv_after["kv_lens_cuda"],
+                "kv_lens_cuda": kv_after.fields.get("kv_lens_cuda"),
                 **fields,
                 "exception": "InjectedOutOfMemory",
                 "message": "out of memory",

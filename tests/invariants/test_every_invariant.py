@@ -12,6 +12,8 @@ import pytest
 import reference
 from invariants import Predicate, Verdict, all_invariants, verify
 from scenarios import FIELDS, WORKERS, Scenario, Trace
+from tests.invariants.backend_mutations import BACKEND_MUTATIONS
+from tests.invariants.backend_mutations import SCENARIOS as BACKENDS
 from tests.invariants.cases import (
     DFLASH,
     EAGLE,
@@ -48,12 +50,12 @@ RANKED = [ranked(worker) for worker in WORKERS]
 JUDGED = [guided(worker) for worker in (EAGLE, PARD, MTP, SA)] + [relaxed(worker) for worker in (EAGLE, MTP)]
 APART = [separate(served(EAGLE), **MOVING), separate(failing(EAGLE)), separate(SPARSE[0]), separate(started_up(PARD))]
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE
-CASES += [*FORCED, *JUDGED, *APART, *ENHANCED, *RANKED]
+CASES += [*FORCED, *JUDGED, *APART, *ENHANCED, *RANKED, *BACKENDS]
 WHOLE = (EAGLE, PARD, DFLASH, EAGLE_TREE)
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
 FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE), *APART[:3], *ENHANCED[2:]]
-FEW.append(ranked(MTP_EAGLE))
-ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS, *JUDGED_MUTATIONS]
+FEW += [ranked(MTP_EAGLE), *BACKENDS[::3], BACKENDS[7]]
+ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS, *JUDGED_MUTATIONS, *BACKEND_MUTATIONS]
 
 
 @cache

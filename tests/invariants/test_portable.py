@@ -26,6 +26,7 @@ from tests.invariants.cases import (
     failing,
     forced,
     guided,
+    on_backend,
     ranked,
     relaxed,
     separate,
@@ -47,7 +48,9 @@ SPARSE = [*(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
 APART = [separate(SPARSE[1]), separate(SPARSE[2]), separate(failing(EAGLE)), separate(served(MTP))]
 MOVING = separate(served(PARD), kv_cache_manager="V2", host_offload=True)
 ENHANCED = [enhanced(scenario) for scenario in (*DENSE[1:3], served(MTP))]
-CASES = [*DENSE, *RANKED, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED]
+BACKENDS = [separate(on_backend(served(EAGLE), name)) for name in ("DEEPSEEK_V4", "FLASHINFER")]
+BACKENDS += [on_backend(started_up(MTP_EAGLE), "FLASHINFER"), on_backend(served(SA), "VANILLA")]
+CASES = [*DENSE, *RANKED, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED, *BACKENDS]
 ENGINE = PortableEngine()
 
 

@@ -6,9 +6,17 @@ from typing import Final
 
 from museum import Bug
 from scenarios import Scenario
-from tests.museum import acceptance_cases, cases, enhancer_cases, guided_cases, rank_cases, sparse_cases
+from tests.museum import (
+    acceptance_cases,
+    backend_cases,
+    cases,
+    enhancer_cases,
+    guided_cases,
+    rank_cases,
+    sparse_cases,
+)
 
-_MODULES: Final = (cases, acceptance_cases, enhancer_cases, guided_cases, rank_cases, sparse_cases)
+_MODULES: Final = (cases, acceptance_cases, backend_cases, enhancer_cases, guided_cases, rank_cases, sparse_cases)
 SCENARIOS: Final = {key: make for module in _MODULES for key, make in module.SCENARIOS.items()}
 """Museum entry and variant -> scenario; a worker is named where it needs one of its own."""
 

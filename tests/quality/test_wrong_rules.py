@@ -14,6 +14,7 @@ from engines.base import run
 from invariants import all_invariants, verify
 from invariants.registry import RELATION
 from scenarios import Scenario, Trace
+from tests.quality import backend_rules  # noqa: F401  (registers its rules)
 from tests.quality.hunt import main
 from tests.quality.rule_cases import SCENARIOS
 from tests.quality.wrong_rules import RULES, WrongRule, planted

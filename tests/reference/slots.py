@@ -7,7 +7,19 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from scenarios.tracer import EMPTY, MASK_TOKEN, POSITION_FACTOR, PRIME, choose, entry, entry_fields, term
+from reference.attention import EVERYTHING, Sight
+from scenarios.tracer import (
+    EMPTY,
+    MASK_TOKEN,
+    POSITION_FACTOR,
+    PRIME,
+    choose,
+    compress,
+    compressed_digest,
+    entry,
+    entry_fields,
+    term,
+)
 
 
 class Pools:
@@ -24,6 +36,8 @@ class Pools:
         self.layers: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """The drafter's main cache, if each of its layers has one of its own."""
         self.columns: list[list[int]] = []
+        self.compressed: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        """The target's compressed tokens, by ratio."""
 
 
 class Fed(NamedTuple):
@@ -43,11 +57,16 @@ class Fed(NamedTuple):
 
 
 def fed(fields: dict[str, Any]) -> list[Fed]:
-    """The tokens of a forward with this metadata and these inputs. A dense backend maps each to itself."""
-    queries, kv_lens = fields["_seq_lens_cuda"], fields["kv_lens_cuda"]
+    """The tokens of a forward with this metadata and these inputs. A dense backend maps each to itself.
+
+    Where the metadata has pages instead of lengths, what is cached before the forward says as much.
+    """
+    queries = fields["_seq_lens_cuda"]
+    kv_lens = fields.get("kv_lens_cuda") or list(map(int.__add__, fields["_cached_token_lens"], queries))
     own = [(row, kv - q + j) for row, (q, kv) in enumerate(zip(queries, kv_lens, strict=True)) for j in range(q)]
     reads = fields.get("req_idx_per_token", [row for row, _ in own])
-    indexed = fields.get("slot_owners", own)
+    # Keys of compressed tokens go by themselves.
+    indexed = own if "cu_new_comp_kv" in fields else fields.get("slot_owners", own)
     inputs = zip(own, fields["position_ids"], fields["input_ids"], reads, indexed, strict=True)
     return [Fed(row, slot, x, t, read, index) for (row, slot), x, t, read, index in inputs]
 
@@ -59,17 +78,20 @@ def by_row(fields: dict[str, Any], values: Sequence[Any]) -> list[list[Any]]:
 
 
 class Model:
-    """Target and drafter over the pools of a batch's rows; ``index_topk`` 0 is dense attention."""
+    """Target and drafter over the pools of a batch's rows, of which they see what ``sight`` says."""
 
-    def __init__(self, rows: Sequence[Pools], index_topk: int) -> None:
+    def __init__(self, rows: Sequence[Pools], sight: Sight = EVERYTHING) -> None:
         self.rows = rows
-        self.index_topk = index_topk
+        self.index_topk = sight.index_topk
+        self.sight = sight
 
-    def target(self, tokens: Sequence[Fed]) -> list[int]:
-        """Hidden state of each token."""
+    def target(self, tokens: Sequence[Fed], fields: dict[str, Any]) -> list[int]:
+        """Hidden state of each token of a forward with this metadata."""
         for t in tokens:
             self.rows[t.row].target[t.slot] = entry(t.position, t.token)
             self.rows[t.indexed[0]].target_indexer[t.indexed[1]] = entry(t.position, t.token)
+        if self.sight.ratios:
+            return self._compressed(tokens, fields)
         return [
             self._digest(
                 _unshifted({}, self.rows[t.reads].target, t.slot + 1),
@@ -77,6 +99,38 @@ class Model:
             )
             for t in tokens
         ]
+
+    def _compressed(self, tokens: Sequence[Fed], fields: dict[str, Any]) -> list[int]:
+        """Hidden states over windows and caches of compressed tokens, to which the forward adds its own first."""
+        first, *others = self.sight.ratios[1:]
+        for ratio in (first, *others):
+            added = fields["compressed_position_ids"][ratio]
+            for row, (start, end) in zip(self.rows, pairwise(fields["cu_new_comp_kv"][ratio]), strict=True):
+                for slot in added[start:end]:
+                    entries = [row.target.get(s, EMPTY) for s in range(slot, slot + ratio)]
+                    row.compressed[ratio][slot // ratio] = compress(slot, entries)
+        digests = []
+        for n, t in enumerate(tokens):
+            row = self.rows[t.row]
+            window = [s for s in fields["swa_local_indices"][n] if s in row.target]
+            digest = len(self.sight.ratios) * sum(term(s, row.target[s]) for s in window)
+            complete = [i for i in range((t.slot + 1) // first) if row.compressed[first].get(i, EMPTY)]
+            scores = [term(i, row.compressed[first][i]) for i in complete]
+            selected = fields["sparse_mla_topk_lens"][first][n] - self.sight.window
+            digest += sum(sorted(scores, reverse=True)[:selected])
+            for ratio in others:
+                seen = [i for i in fields["compressed_local_indices"][n] if row.compressed[ratio].get(i, EMPTY)]
+                digest += sum(term(i, row.compressed[ratio][i]) for i in seen)
+            digests.append(digest % PRIME)
+        return digests
+
+    def viewed(self, row: int, length: int, x: int, token: int, state: Sequence[int]) -> tuple[int, list[int]]:
+        """Choice and what is passed on of a drafter that reads the target's cache through a view of this length."""
+        h, b = state
+        step = b // PRIME
+        h = (h + term(length + step, entry(x + step, token))) % PRIME
+        seen = sum(term(s, self.rows[row].target.get(s, EMPTY)) for s in range(length))
+        return choose((h + b - seen) % PRIME), [h, b + PRIME]
 
     def append(self, tokens: Sequence[Fed]) -> None:
         """Add a column for each token, projected from layers that hold 1, 2 and 3 times its value."""
@@ -152,6 +206,8 @@ class Model:
 
     def _digest(self, main: Sequence[int], indexer: Sequence[int]) -> int:
         """The sum over the tokens that the indexer selects; over all of them in dense attention."""
+        if self.sight.ratios:
+            return compressed_digest(main, self.sight.window, self.sight.ratios, self.index_topk)
         selected: Sequence[int] = range(len(main))
         if self.index_topk:
             filled = [u for u in selected if indexer[u] != EMPTY]

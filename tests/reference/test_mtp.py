@@ -154,9 +154,9 @@ def test_the_layers_over_slots_give_the_same_tokens(scenario: Scenario) -> None:
 
 def replay(rows: list[Kept], step: Step, taken: StepTrace) -> None:
     """One forward of target and layers; what the layers are given is worked out from the pools."""
-    model, k = Model([row.pools for row in rows], 0), step.draft_len
+    model, k = Model([row.pools for row in rows]), step.draft_len
     inputs = {**at(taken, "prepared").fields, **at(taken, "entered").fields}
-    states = by_row(inputs, model.target(fed(inputs)))
+    states = by_row(inputs, model.target(fed(inputs), inputs))
     ids, hidden = [], []
     accepted_rows = at(taken, "verified")["accepted_tokens"]
     for row, asked, tokens, of_row, accepted in zip(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from reference import trace
-from reference.attention import Reading
+from reference.attention import Sight
 from reference.history import Text
 from reference.sparse_attention import derived
 from reference.workers import DraftCall
@@ -208,14 +208,14 @@ def test_a_failure_leaves_them_unspecified() -> None:
 def test_the_highest_scores_are_added_up() -> None:
     slots = [entry(n, token) for n, token in enumerate([7, 300, 5, 42])]
     scores = [term(n, slot) for n, slot in enumerate(slots)]
-    reading = Reading(2)
+    reading = Sight(2).reading()
     for n, slot in enumerate(slots):
         assert reading.see(slot) == sum(sorted(scores[: n + 1])[-2:]) % PRIME
     assert reading.fork(3, 0).read(42) == reading.digest
 
 
 def test_an_empty_slot_is_seen_by_dense_attention_only() -> None:
-    dense, sparse = Reading(0), Reading(3)
+    dense, sparse = Sight().reading(), Sight(3).reading()
     for slot in (EMPTY, EMPTY, entry(2, 9), EMPTY):
         dense.see(slot)
         sparse.see(slot)
@@ -226,7 +226,7 @@ def test_an_empty_slot_is_seen_by_dense_attention_only() -> None:
 
 def test_what_is_selected_changes_what_is_said() -> None:
     prompt = list(range(1, 9))
-    said = {k: tuple(Text(prompt, index_topk=k).tokens(8, 14)) for k in (0, 1, 2, 4, 14)}
+    said = {k: tuple(Text(prompt, sight=Sight(k)).tokens(8, 14)) for k in (0, 1, 2, 4, 14)}
     assert said[0] == said[14]
     assert len(set(said.values())) == 4
 

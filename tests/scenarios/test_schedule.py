@@ -88,8 +88,9 @@ class TestConfig:
                 "config.worker: no worker is called 'Eagle3OneModel'; did you mean 'Eagle3OneModelWorker'?",
             ),
             (
-                {"attention_backend": "VANILLA"},
-                "config.attention_backend: no attention backend is called 'VANILLA'; write one of DSA, TRTLLM",
+                {"attention_backend": "NONE"},
+                "config.attention_backend: no attention backend is called 'NONE'; write one of "
+                "DEEPSEEK_V4, DSA, FLASHINFER, TRTLLM, VANILLA",
             ),
             (
                 {"kv_cache_manager": "v2"},

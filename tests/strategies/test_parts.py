@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,7 +11,8 @@ from hypothesis import Phase as Part
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from scenarios import WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Schedule, Step
+from scenarios import BACKENDS, WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Schedule, Step
+from scenarios.backends import runs_on
 from scenarios.schedule import check_config
 from strategies import (
     KINDS,
@@ -24,6 +26,7 @@ from strategies import (
     requests,
 )
 from strategies.layout import Room
+from strategies.phase import phase_table
 
 T = TypeVar("T")
 CONFIG = Config(worker="Eagle3OneModelWorker", max_draft_len=4, num_blocks=100, max_num_requests=8)
@@ -84,6 +87,24 @@ def test_configurations_cover_every_worker_limit_and_page_size() -> None:
     for limit in ("num_blocks", "max_num_tokens", "max_seq_len"):
         roomy = getattr(CONFIG, limit) if limit != "num_blocks" else 64
         assert 0.2 < sum(getattr(c, limit) != roomy for c in seen) / len(seen) < 0.8
+
+
+def test_every_backend_is_drawn_for_the_workers_that_run_on_it() -> None:
+    seen = all_of(configs(workers=["Eagle3OneModelWorker", "SAWorker", "MTPWorker"], backends=tuple(BACKENDS)))
+    drawn = Counter(c.attention_backend for c in seen)
+    assert all(drawn[backend] > len(seen) / 40 for backend in BACKENDS)
+    assert all(runs_on(c.worker, c.attention_backend) for c in seen)
+    compressed = [c for c in seen if c.compress_ratios]
+    assert {len(c.compress_ratios) for c in compressed} == {2, 3}
+    assert {1, 2, 3} < {c.window_size for c in compressed}
+    views = [c for c in seen if c.attention_backend == "FLASHINFER" and c.traits.draft_model]
+    assert {c.shares_target_kv for c in views} == {True, False}
+    assert any(c.max_seq_len < 64 for c in seen if c.attention_backend == "VANILLA")
+
+
+def test_no_graph_is_captured_where_lengths_are_the_hosts() -> None:
+    config = Config(worker="SAWorker", max_draft_len=1, attention_backend="VANILLA", tokens_per_block=129)
+    assert set(phase_table(Schedule(config))) == {Phase.EAGER, Phase.WARMUP}
 
 
 def test_only_what_is_asked_for() -> None:

@@ -20,7 +20,7 @@ def dummy_generation(config: Config, row: int, draft_len: int, past: int, accept
     """A dummy of one row of the batch that has ``past`` cached tokens; the target accepts ``accept`` of its tokens."""
     # Without a tree of its own a dummy's drafts are placeholders.
     made = 0 if config.traits.tree else draft_len
-    drafts = dummy_drafts(past, made, accept, config.index_topk)
+    drafts = dummy_drafts(past, made, accept, config.index_topk, config.window_size, config.compress_ratios)
     request = LlmRequest(_dummy_id(row), [DUMMY_TOKEN] * past, is_dummy=True, py_draft_tokens=drafts)
     request.generated.append(DUMMY_TOKEN)
     return request

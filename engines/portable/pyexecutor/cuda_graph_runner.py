@@ -68,7 +68,8 @@ class CUDAGraphRunner:
         drift past the pages (PR #11696).
         """
         attn_metadata = inputs["attn_metadata"]
-        kv_lens = attn_metadata.kv_lens_cuda[: attn_metadata.num_seqs].clone()
+        kv_lens = getattr(attn_metadata, "kv_lens_cuda", None)
+        kv_lens = None if kv_lens is None else kv_lens[: attn_metadata.num_seqs].clone()
         static_inputs = self._copy_to_static_inputs(inputs)
         for _ in range(self.warmup_steps):
             forward_fn(static_inputs)
@@ -110,6 +111,8 @@ class CUDAGraphRunner:
             static_inputs[name].copy_(inputs[name])
         return static_inputs
 
-    def _restore_kv_lens(self, attn_metadata: Any, kv_lens: Tensor) -> None:
+    def _restore_kv_lens(self, attn_metadata: Any, kv_lens: Tensor | None) -> None:
+        if kv_lens is None:
+            return
         attn_metadata.kv_lens_cuda[: len(kv_lens)].copy_(kv_lens)
         attn_metadata.on_update_kv_lens()

@@ -61,8 +61,6 @@ class PyTorchModelEngine:
             max_num_tokens=max_num_tokens,
             device=device,
             kv_cache_manager=kv_cache_manager,
-            max_total_draft_tokens=spec_config.max_total_draft_tokens,
-            spec_tree_width=spec_config.spec_tree_width,
         )
         self.input_ids_cuda = self._buffer(max_num_tokens)
         self.position_ids_cuda = self._buffer(max_num_tokens)

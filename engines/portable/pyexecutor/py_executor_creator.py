@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from engines.compressed_tracer import CompressedTracer
+from engines.page_tracer import HostTracer, ViewTracer
+from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
+from engines.portable.attention.backends.sparse.deepseek_v4.cache_manager import (
+    DeepseekV4CacheManager,
+    DeepseekV4CacheManagerV2,
+)
+from engines.portable.attention.backends.sparse.deepseek_v4.metadata import DeepseekV4TrtllmAttentionMetadata
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager, DSACacheManagerV2
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttentionMetadata
+from engines.portable.attention.backends.vanilla import VanillaAttentionMetadata
 from engines.portable.distributed import Distributed, FusedMoE
 from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
 from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
@@ -34,28 +45,19 @@ from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
 from scenarios.tracer import BEGIN_THINKING_TOKEN, MASK_TOKEN
 
-_CACHE_CLASSES: Final[dict[tuple[str, bool], type[KVCacheManager]]] = {
-    ("V1", False): KVCacheManager,
-    ("V1", True): DSACacheManager,
-    ("V2", False): KVCacheManagerV2,
-    ("V2", True): DSACacheManagerV2,
-}
-"""By version, and whether there is an indexer."""
+_DENSE_CACHES: Final = {"V1": KVCacheManager, "V2": KVCacheManagerV2}
+_SPARSE_CACHES: Final = {"V1": DSACacheManager, "V2": DSACacheManagerV2}
+_COMPRESSED_CACHES: Final = {"V1": DeepseekV4CacheManager, "V2": DeepseekV4CacheManagerV2}
+"""By version: of tokens alone, with an indexer's keys too, and with what tokens are compressed to."""
 
 
 def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     """The executor of a configuration, with model, worker, metadata, cache and graph runner on ``device``."""
     spec_config = _spec_config(config)
-    sparse = BACKENDS[config.attention_backend].sparse
     kv_cache_manager, draft_kv_cache_manager = _kv_cache_managers(config, spec_config, device)
     managers = [m for m in (kv_cache_manager, draft_kv_cache_manager) if m is not None]
     slots = max(manager.max_blocks_per_seq * manager.tokens_per_block for manager in managers)
-    dense = TreeTracer if spec_config.use_dynamic_tree else Tracer
-    tracer = (
-        SparseTracer(slots, device, config.index_topk)
-        if sparse
-        else dense(slots, device, max_shift=spec_config.num_draft_layers)
-    )
+    tracer = _create_tracer(config, spec_config, slots, device)
     dist = Distributed(config.attention_dp_size, config.attention_dp_rank)
     setting = Setting(
         spec_config=spec_config,
@@ -95,13 +97,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         max_num_tokens=config.max_num_tokens,
         device=device,
         attn_metadata_class=partial(
-            partial(
-                DSAtrtllmAttentionMetadata,
-                max_draft_tokens=config.max_draft_len,
-                sparse_metadata_params=DSAMetadataParams(index_topk=config.index_topk),
-            )
-            if sparse
-            else TrtllmAttentionMetadata,
+            _attn_metadata_class(config, spec_config),
             draft_kv_cache_manager=draft_kv_cache_manager,
         ),
         dist=dist,
@@ -115,6 +111,55 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         draft_kv_cache_manager,
         AttentionDPPadding(config, dist),
         guided_decoder,
+    )
+
+
+def _create_tracer(config: Config, spec_config: DecodingConfig, slots: int, device: torch.device) -> Tracer:
+    backend = BACKENDS[config.attention_backend]
+    if backend.compressed:
+        return CompressedTracer(
+            slots,
+            device,
+            window_size=config.window_size,
+            ratios=config.compress_ratios,
+            index_topk=config.index_topk,
+        )
+    if backend.sparse:
+        return SparseTracer(slots, device, config.index_topk)
+    if backend.one_page:
+        return HostTracer(slots, device)
+    if backend.draft_view:
+        return ViewTracer(slots, device)
+    dense = TreeTracer if spec_config.use_dynamic_tree else Tracer
+    return dense(slots, device, max_shift=spec_config.num_draft_layers)
+
+
+def _attn_metadata_class(config: Config, spec_config: DecodingConfig) -> Callable[..., Any]:
+    """The backend's class, given what its constructor takes beyond that of the others."""
+    backend = BACKENDS[config.attention_backend]
+    if backend.one_page:
+        return VanillaAttentionMetadata
+    if backend.draft_view:
+        return partial(FlashInferAttentionMetadata, draft_shares_kv=config.shares_target_kv)
+    drafts: dict[str, Any] = {
+        "max_total_draft_tokens": spec_config.max_total_draft_tokens,
+        "spec_tree_width": spec_config.spec_tree_width,
+    }
+    if not backend.sparse:
+        return partial(TrtllmAttentionMetadata, **drafts)
+    params = DSAMetadataParams(index_topk=config.index_topk)
+    if backend.compressed:
+        params = replace(
+            params,
+            skip_indexer_for_short_seqs=False,
+            compress_ratios=config.compress_ratios,
+            window_size=config.window_size,
+        )
+    return partial(
+        DeepseekV4TrtllmAttentionMetadata if backend.compressed else DSAtrtllmAttentionMetadata,
+        max_draft_tokens=config.max_draft_len,
+        sparse_metadata_params=params,
+        **drafts,
     )
 
 
@@ -132,6 +177,7 @@ def _spec_config(config: Config) -> DecodingConfig:
         relaxed_topk=config.relaxed_topk,
         relaxed_delta=config.relaxed_delta,
         begin_thinking_phase_token=BEGIN_THINKING_TOKEN,
+        use_shared_kv_cache=config.shares_target_kv,
     )
 
 
@@ -151,21 +197,31 @@ def _kv_cache_managers(
     config: Config, spec_config: DecodingConfig, device: torch.device
 ) -> tuple[KVCacheManager, KVCacheManager | None]:
     """The manager of all layers, or that of the target's and that of the drafter's."""
-    sparse = BACKENDS[config.attention_backend].sparse
-    manager = partial(
-        _CACHE_CLASSES[config.kv_cache_manager, sparse],
-        max_seq_len=config.max_seq_len,
-        max_total_draft_tokens=spec_config.max_total_draft_tokens,
-        num_extra_kv_tokens=config.num_extra_kv_tokens,
-        device=device,
-        host_offload=config.host_offload,
-    )
-    target = partial(manager, num_blocks=config.num_blocks, tokens_per_block=config.tokens_per_block)
+    common = {
+        "max_seq_len": config.max_seq_len,
+        "max_total_draft_tokens": spec_config.max_total_draft_tokens,
+        "num_extra_kv_tokens": config.num_extra_kv_tokens,
+        "device": device,
+        "host_offload": config.host_offload,
+    }
+    target_class, draft_class = _cache_classes(config)
+    target = partial(target_class, num_blocks=config.num_blocks, tokens_per_block=config.tokens_per_block, **common)
     if not config.use_separate_draft_kv_cache:
         return target(num_layers=DRAFT_LAYER + spec_config.num_draft_layers), None
-    return target(num_layers=DRAFT_LAYER), manager(
+    return target(num_layers=DRAFT_LAYER), draft_class(
         num_layers=spec_config.num_draft_layers,
         first_layer=DRAFT_LAYER,
         num_blocks=config.draft_num_blocks,
         tokens_per_block=config.draft_tokens_per_block,
+        **common,
     )
+
+
+def _cache_classes(config: Config) -> tuple[Callable[..., KVCacheManager], Callable[..., KVCacheManager]]:
+    """Managers of the target's cache and of the drafter's own, whose layers compress nothing."""
+    backend, version = BACKENDS[config.attention_backend], config.kv_cache_manager
+    if backend.compressed:
+        compressed = partial(_COMPRESSED_CACHES[version], compress_ratios=config.compress_ratios)
+        return compressed, _DENSE_CACHES[version]
+    caches = _SPARSE_CACHES if backend.sparse else _DENSE_CACHES
+    return caches[version], caches[version]

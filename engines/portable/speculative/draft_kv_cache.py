@@ -11,20 +11,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 
 
 @contextmanager
-def draft_kv_cache_context(attn_metadata: Any) -> Iterator[None]:
+def draft_kv_cache_context(attn_metadata: Any) -> Iterator[Any]:
     """Let the metadata refer to the manager of the draft KV cache, and to its tables; nothing without such a cache.
 
-    However the block is left, the metadata then refers to the target's again, the very objects.
+    Yields what is to be drafted with: the metadata, or the view that FlashInfer's has for drafters. However the block
+    is left, the metadata then refers to the target's again, the very objects.
     """
+    if isinstance(attn_metadata, FlashInferAttentionMetadata):
+        manager = attn_metadata.draft_kv_cache_manager
+        has_view = manager is not None or attn_metadata.draft_shares_kv
+        yield attn_metadata.get_draft_metadata(manager) if has_view else attn_metadata
+        return
     if not isinstance(attn_metadata, TrtllmAttentionMetadata) or attn_metadata.draft_kv_cache_manager is None:
-        yield
+        yield attn_metadata
         return
     saved = attn_metadata.prepare_for_draft_forward()
     try:
-        yield
+        yield attn_metadata
     finally:
         attn_metadata.restore_after_draft_forward(saved)

@@ -13,9 +13,10 @@ from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, Eagle3DraftModel
 from engines.portable.speculative.capture import CapturingSpecMetadata
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
-from engines.portable.speculative.linear import DraftInputs, LinearSpecWorker
+from engines.portable.speculative.linear import DraftInputs
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.relaxed_acceptance import RelaxedAcceptanceWorker, RelaxedDeltaManager
+from engines.portable.speculative.shared_kv import SharedKVSpecWorker
 
 
 class Eagle3ResourceManager(RelaxedDeltaManager):
@@ -88,7 +89,7 @@ class Eagle3OneModelSpecMetadata(CapturingSpecMetadata):
         return num_tokens - num_generations * self.max_total_draft_tokens
 
 
-class Eagle3OneModelWorker(RelaxedAcceptanceWorker, LinearSpecWorker):
+class Eagle3OneModelWorker(RelaxedAcceptanceWorker, SharedKVSpecWorker):
     """Eagle3, and MTP-Eagle when the configured mode says so."""
 
     def __init__(self, spec_config: DecodingConfig) -> None:

@@ -47,6 +47,7 @@ class DecodingConfig:
     relaxed_delta        how far below the first choice their probability may be
     begin_thinking_phase_token  what a prompt has whose request thinks
     sa_threshold              from which match length on a suffix automaton drafts instead; 0 without one
+    use_shared_kv_cache       whether the drafter reads the target's KV cache and writes to none
     """
 
     spec_dec_mode: SpeculativeDecodingMode
@@ -61,6 +62,7 @@ class DecodingConfig:
     relaxed_delta: float = 0.0
     begin_thinking_phase_token: int = -1
     sa_threshold: int = 0
+    use_shared_kv_cache: bool = False
 
     @property
     def use_dynamic_tree(self) -> bool:
@@ -327,7 +329,8 @@ class SpecWorkerBase(nn.Module, ABC):
         """
         assert self._spec_dec_attn_metadata is None, "prepare and restore calls must be paired: restore first"
         self._saved_num_contexts = attn_metadata.num_contexts
-        self._saved_host_request_types = attn_metadata.host_request_types.clone()
+        types = getattr(attn_metadata, "host_request_types", None)
+        self._saved_host_request_types = None if types is None else types.clone()
         self._spec_dec_attn_metadata = attn_metadata
         try:
             attn_metadata.prepare_for_spec_dec(*self._fields_to_save(attn_metadata), *fields)
@@ -345,7 +348,8 @@ class SpecWorkerBase(nn.Module, ABC):
         # Not through its setter: that would call a hook before the tensors are back.
         attn_metadata._num_contexts = self._saved_num_contexts
         attn_metadata.restore_from_spec_dec()
-        attn_metadata.host_request_types.copy_(self._saved_host_request_types)
+        if self._saved_host_request_types is not None:
+            attn_metadata.host_request_types.copy_(self._saved_host_request_types)
         attn_metadata.on_update()
         # Last: a raise above leaves the pair open, so that the cleanup in forward does all of it again. Upstream
         # forgets what it saved before on_update, whose failure leaves the counters of the draft phase behind.

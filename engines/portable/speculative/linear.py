@@ -69,8 +69,8 @@ class LinearSpecWorker(SpecWorkerBase):
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
         )
-        with draft_kv_cache_context(attn_metadata):
-            drafts = self._forward_draft_loop(draft_model, inputs, num_accepted, attn_metadata, spec_metadata)
+        with draft_kv_cache_context(attn_metadata) as drafting:
+            drafts = self._forward_draft_loop(draft_model, inputs, num_accepted, drafting, spec_metadata)
         self._restore_attn_metadata_from_spec_dec(attn_metadata)
         attn_metadata.use_spec_decoding = True
         return self._outputs(logits, accepted, num_accepted, drafts)
@@ -96,8 +96,8 @@ class LinearSpecWorker(SpecWorkerBase):
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
         )
-        with draft_kv_cache_context(attn_metadata):
-            self._forward_draft_model(draft_model, inputs, attn_metadata, spec_metadata, 0)
+        with draft_kv_cache_context(attn_metadata) as drafting:
+            self._forward_draft_model(draft_model, inputs, drafting, spec_metadata, 0)
         return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
 
     def prepare_1st_drafter_inputs(
@@ -169,7 +169,8 @@ class LinearSpecWorker(SpecWorkerBase):
         attn_metadata._seq_lens[:batch_size].fill_(1)
         attn_metadata._seq_lens_cuda[:batch_size].fill_(1)
         attn_metadata.on_update()
-        attn_metadata.host_request_types[:num_contexts].fill_(1)
+        if hasattr(attn_metadata, "host_request_types"):
+            attn_metadata.host_request_types[:num_contexts].fill_(1)
         attn_metadata.num_contexts = 0
         # What was not accepted is forgotten.
         attn_metadata.kv_lens_cuda[num_contexts:batch_size].add_(num_accepted[num_contexts:] - draft_len)

@@ -12,6 +12,7 @@ from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.interface import SpecMetadata, SpecWorkerBase
 from engines.portable.speculative.sa_enhancer import SADraftEnhancer
+from engines.portable.speculative.shared_kv import shared_kv_draft_model
 from engines.portable.speculative.suffix_automaton import get_sa_manager, sa_manager_of
 from scenarios import WORKERS
 
@@ -67,4 +68,6 @@ def get_spec_worker(setting: Setting) -> SpecWorkerBase:
 
 def get_draft_model(setting: Setting) -> DraftModel:
     """The draft model that the mode's worker calls."""
+    if setting.spec_config.use_shared_kv_cache:
+        return shared_kv_draft_model(setting)
     return _drafter(setting).draft_model(setting)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
 from engines.portable.attention.backends.interface import KVCacheParams
+from engines.portable.attention.backends.sparse.deepseek_v4.cache_manager import DeepseekV4CacheManager
+from engines.portable.attention.backends.sparse.deepseek_v4.metadata import DeepseekV4TrtllmAttentionMetadata
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
+from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
@@ -15,7 +19,13 @@ from tests.engines.portable.support import CPU, ints
 
 
 def cache(
-    manager_class: Any, query: list[int], cached: list[int], contexts: int, *, extra: int, tokens_per_block: int = 8
+    manager_class: Any,
+    query: list[int],
+    cached: list[int],
+    contexts: int,
+    *,
+    extra: int,
+    tokens_per_block: int = 8,
 ) -> Any:
     """A manager that has granted requests 0, 1, ... what a step of these lengths needs."""
     manager: KVCacheManager = manager_class(
@@ -60,6 +70,23 @@ def dsa(query: list[int], cached: list[int], contexts: int, *, extra: int = 3, *
     """Metadata of the DSA backend, of at most 4 drafts."""
     manager = cache(DSACacheManager, query, cached, contexts, extra=extra)
     attn = made(DSAtrtllmAttentionMetadata, manager, max_total_draft_tokens=4, max_draft_tokens=4, **options)
+    return prepare(attn, query, cached, contexts, extra)
+
+
+def deepseek_v4(query: list[int], cached: list[int], contexts: int, *, extra: int = 3, **params: Any) -> Any:
+    """Metadata of the DEEPSEEK_V4 backend with ratios 1, 2 and 4 and a window of 3 tokens, of at most 4 drafts."""
+    ratios = (1, 2, 4)
+    manager = cache(partial(DeepseekV4CacheManager, compress_ratios=ratios), query, cached, contexts, extra=extra)
+    sparse = DSAMetadataParams(
+        index_topk=2, skip_indexer_for_short_seqs=False, compress_ratios=ratios, window_size=3, **params
+    )
+    attn = made(
+        DeepseekV4TrtllmAttentionMetadata,
+        manager,
+        max_total_draft_tokens=4,
+        max_draft_tokens=4,
+        sparse_metadata_params=sparse,
+    )
     return prepare(attn, query, cached, contexts, extra)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engines.portable.graphs import CpuGraph
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.speculative.eagle3 import Eagle3OneModelWorker
+from engines.portable.speculative.interface import DecodingConfig
+from engines.portable.speculative.utils import MODES
 from tests.engines.portable.metadata import cache, flashinfer, prepare
-from tests.engines.portable.support import ints
+from tests.engines.portable.support import attention_metadata, ints
 
 ROWS: Any = ([5, 4, 4], [0, 6, 20], 1)
 """Lengths, cached tokens, contexts; pages of 8 tokens."""
@@ -105,3 +109,54 @@ def test_a_drafter_on_a_cache_of_its_own_advances_lengths_as_every_draft_loop_do
     table = view._paged_kv_indices
     view.update_for_spec_dec()
     assert view._paged_kv_indices is table
+
+
+def test_a_view_follows_each_preparation_and_starts_anew_in_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    attn = flashinfer([4, 4], [6, 20], 0)
+    manager = cache(KVCacheManager, [4, 4], [6, 20], 0, extra=7)
+    view: Any = attn.get_draft_metadata(manager)
+    prepare(attn, [4, 4], [9, 21], 0, 3)
+    assert view.kv_lens_cuda[:2].tolist() == [13, 25]
+    assert view._seq_lens is not attn._seq_lens
+    for capturing in (False, True):
+        monkeypatch.setattr(CpuGraph, "recording", False)
+        view._seq_lens.fill_(1)
+        view._seq_lens_cuda.fill_(1)
+        view.num_contexts = 0
+        view.kv_lens_cuda[:2].copy_(ints([12, 23]))
+        view.update_for_spec_dec()
+        assert view._positions[:2].tolist() == [11, 22]
+        monkeypatch.setattr(CpuGraph, "recording", capturing)
+        assert attn.get_draft_metadata(manager) is view
+        assert (view.seq_lens.tolist(), view.seq_lens_cuda.tolist(), view.num_tokens) == ([4, 4], [4, 4], 8)
+        assert view.kv_lens_cuda[:2].tolist() == [13, 25]
+        assert view._paged_kv_last_page_len[:2].tolist() == [5, 1]
+        assert view._cached_token_lens[:2].tolist() == [9, 21]
+        assert view._positions[:8].tolist() == [*range(9, 13), *range(21, 25)]
+        assert view._qo_indptr[:3].tolist() == [0, 4, 8]
+    assert attn.seq_lens.tolist() == [4, 4]
+
+
+def test_lengths_and_tables_are_read_out_of_the_arrays() -> None:
+    attn = flashinfer(*ROWS)
+    assert attn.kv_lens_of_pages().tolist() == [5, 10, 24]
+    table = attn.page_table()
+    used = [attn.kv_cache_manager.get_block_ids(i)[:count] for i, count in enumerate((1, 2, 3))]
+    assert [[page for page in row if page >= 0] for row in table.tolist()] == used
+    view = attn.get_draft_metadata()
+    view.update_shared_kv_draft_lengths(attn, ints([1, 3, 2]), 1)
+    assert view.kv_lens_of_pages().tolist() == [5, 9, 22]
+    assert view.page_table().tolist() == table.tolist()
+
+
+def test_a_drafter_without_a_cache_asks_for_views() -> None:
+    config = DecodingConfig(
+        spec_dec_mode=MODES["Eagle3OneModelWorker"],
+        max_draft_len=2,
+        num_extra_kv_tokens=0,
+        mask_token_id=0,
+        use_shared_kv_cache=True,
+    )
+    spec: Any = SimpleNamespace(runtime_draft_len=2)
+    with pytest.raises(TypeError, match="TrtllmAttentionMetadata'> has none"):
+        Eagle3OneModelWorker(config)._forward_impl(*[None] * 4, attention_metadata(), spec, None)  # type: ignore[arg-type]

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.page_tracer import ViewTracer
 from engines.portable._utils import host_tensor, is_current_stream_capturing, maybe_pin_memory
 from engines.portable.attention.backends.interface import AttentionMetadata
+from engines.portable.attention.backends.trtllm import TARGET_LAYER
 from engines.portable.memory_buffer_utils import Buffers
+from engines.tracer import Cache, Rows, locate
 
 
 def last_page_lens(kv_lens: Tensor, page_size: int) -> Tensor:
@@ -34,11 +37,13 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     _batch_indices, _positions  [max_num_tokens]: row and place of each token
     num_blocks               host: pages of each row
     num_plans                host: how often the kernels were planned, which synchronizes and cannot be captured
+    draft_shares_kv          host: drafters read the target's cache through a view, and have none of their own
 
     The target has no ``kv_lens_cuda``: its KV lengths are the host's. A view for a drafter has lengths on the
     device, ``_draft_kv_runtime_lens`` [rows], which with a cache of its own are its ``kv_lens_cuda``.
     """
 
+    draft_shares_kv: bool = False
     num_blocks: list[int] = field(default_factory=list, init=False)
     num_plans: int = field(default=0, init=False)
     _draft_metadata: FlashInferAttentionMetadata | None = field(default=None, init=False)
@@ -86,6 +91,8 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         self._upload(self._positions, torch.arange(len(rows), dtype=torch.int32) + first[rows])
         self._write_page_table([-(-length // self.page_size) for length in kv.tolist()])
         self._plan()
+        if self._draft_metadata is not None:
+            self._draft_metadata._sync_draft_view(self)
 
     def _write_page_table(self, num_blocks: Sequence[int] | None) -> None:
         """Write so many pages of each row; all that the manager has granted it where None."""
@@ -127,7 +134,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         metadata = super().create_cuda_graph_metadata(max_batch_size, *options)
         metadata.max_num_requests = max_batch_size
         metadata.max_num_tokens = max_batch_size * (1 + max_draft_tokens)
-        metadata._draft_metadata = None
+        metadata._draft_metadata = metadata._draft_kv_runtime_lens = None
         metadata.__post_init__()
         return metadata
 
@@ -143,12 +150,16 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         elif self._draft_metadata._shares_kv != shares:
             has, asked = ("the target's", "its own") if not shares else ("its own", "the target's")
             raise RuntimeError(f"get_draft_metadata: the drafter's view is of {has} KV cache, not of {asked}")
-        self._draft_metadata._sync_draft_view(self)
+        if is_current_stream_capturing():
+            self._draft_metadata._rewind_draft_view(self)
+        else:
+            self._draft_metadata._sync_draft_view(self)
         return self._draft_metadata
 
     def _create_draft_view(self, draft_kv_cache_manager: Any) -> FlashInferAttentionMetadata:
         view: Any = copy.copy(self)
         view._saved_tensors, view.cuda_graph_buffers, view._seq_lens_cuda = {}, None, None
+        view.use_spec_decoding = False
         view._shares_kv = draft_kv_cache_manager is None
         if view._shares_kv:
             view.max_num_tokens = self.max_num_requests
@@ -167,21 +178,65 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         self.request_ids, self.prompt_lens = target.request_ids, target.prompt_lens
         self.kv_cache_params, self.all_rank_num_tokens = target.kv_cache_params, target.all_rank_num_tokens
         n = target.num_seqs
-        lens = target._cached_token_lens[:n] + target.seq_lens_cuda
         if self._shares_kv:
             self.seq_lens = torch.ones(n, dtype=torch.int32)
             self.num_contexts = 0
             self._copy_page_table(target)
-            self._update_draft_kv_lengths(lens)
+            self._update_draft_kv_lengths(target._kv_lens())
             if not self.is_cuda_graph:
                 self._plan()
             return
-        self.seq_lens, self.num_contexts = target.seq_lens, target.num_contexts
+        # A copy: upstream's draft loop writes into the target's own lengths when it goes on with the view.
+        self.seq_lens, self.num_contexts = target.seq_lens.clone(), target.num_contexts
         self.prepare()
         assert self._draft_kv_runtime_lens is not None, "only the view of a drafter is brought up to date"
-        self._draft_kv_runtime_lens[:n].copy_(lens)
+        self._draft_kv_runtime_lens[:n].copy_(target._kv_lens())
         if not self.num_contexts:
             self._write_page_table(None)
+
+    def _rewind_draft_view(self, target: FlashInferAttentionMetadata) -> None:
+        """The same while a graph is captured: what a draft loop changed, on the device; page tables stay as they are.
+
+        Upstream's view is not refreshed between two forwards on one preparation, and the second one drafts on from
+        where the first one ended.
+        """
+        if self._shares_kv:
+            self._update_draft_kv_lengths(target._kv_lens())
+            return
+        n, tokens = target.num_seqs, target.num_tokens
+        self._seq_lens = target.seq_lens.clone()
+        self.seq_lens_cuda.copy_(target.seq_lens_cuda)
+        self.num_contexts = target.num_contexts
+        lens = target._kv_lens()
+        assert self._draft_kv_runtime_lens is not None, "only the view of a drafter is rewound"
+        self._draft_kv_runtime_lens[:n].copy_(lens)
+        self._paged_kv_last_page_len[:n].copy_(last_page_lens(lens, self.page_size))
+        for name, count in (("_qo_indptr", n + 1), ("_cached_token_lens", n), ("_batch_indices", tokens)):
+            getattr(self, name)[:count].copy_(getattr(target, name)[:count])
+        self._positions[:tokens].copy_(target._positions[:tokens])
+
+    def _kv_lens(self) -> Tensor:
+        """KV length of each row of the target, this step's tokens included: int32 [n], device."""
+        return self._cached_token_lens[: self.num_seqs] + self.seq_lens_cuda
+
+    def kv_lens_of_pages(self) -> Tensor:
+        """KV length of each row as the kernels have it: int32 [n], device.
+
+        Told to them where the drafter's table has more pages than are in use, else by the pages themselves.
+        """
+        n = self.num_seqs
+        if self._draft_kv_runtime_lens is not None:
+            return self._draft_kv_runtime_lens[:n]
+        blocks = self._paged_kv_indptr[1 : n + 1] - self._paged_kv_indptr[:n]
+        return (blocks - 1) * self.page_size + self._paged_kv_last_page_len[:n]
+
+    def page_table(self) -> Tensor:
+        """Pages of each row, -1 behind them: int32 [n, pages of the longest sequence], device."""
+        n = self.num_seqs
+        start, end = self._paged_kv_indptr[:n].unsqueeze(1), self._paged_kv_indptr[1 : n + 1].unsqueeze(1)
+        place = start + torch.arange(self.kv_cache_manager.max_blocks_per_seq, device=self.device)
+        pages = torch.take(self._paged_kv_indices, place.clamp(max=len(self._paged_kv_indices) - 1))
+        return torch.where(place < end, pages, -1)
 
     def _copy_page_table(self, target: FlashInferAttentionMetadata) -> None:
         """Take over the target's pages, all rows as generations."""
@@ -220,3 +275,46 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         if not self._shares_kv:
             self._positions[:n].copy_(lens - 1)
             self._batch_indices[:n].copy_(torch.arange(n, device=self.device))
+
+
+class FlashInferAttention:
+    """Attention on the tracer model, by page tables: rows are written where arrays say, and see what lengths say.
+
+    ``layer_idx`` is the drafter's layer in the KV cache. The methods are those of ``TrtllmAttention``.
+    """
+
+    def __init__(self, tracer: ViewTracer, layer_idx: int) -> None:
+        self.tracer = tracer
+        self.layer_idx = layer_idx
+
+    def place(self, attn_metadata: FlashInferAttentionMetadata, num_rows: int) -> tuple[Tensor, Rows]:
+        """Block table, int32 [n, pages], and rows with how far they see."""
+        cu_kv = torch.nn.functional.pad(attn_metadata.kv_lens_of_pages().cumsum(0, dtype=torch.int32), (1, 0))
+        rows = locate(attn_metadata._qo_indptr[: attn_metadata.num_seqs + 1], cu_kv, num_rows)
+        return attn_metadata.page_table(), rows
+
+    def target(self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Digests of target rows: int64 [rows]."""
+        cache = Cache(attn_metadata.kv_cache_manager.get_buffers(TARGET_LAYER), table)
+        self.tracer.target_cache = cache
+        return self.tracer.target_at(cache, _written(attn_metadata, len(tokens)), rows, positions, tokens)
+
+    def shifted(
+        self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Digests of draft rows with shift 1, and what their own tokens add: two of int64 [rows]."""
+        draft = Cache(attn_metadata.kv_cache_manager.get_buffers(self.layer_idx), table)
+        written = _written(attn_metadata, len(tokens))
+        return self.tracer.shifted_at(self.tracer.target_cache, draft, written, rows, positions, tokens)
+
+    def shared(
+        self, attn_metadata: Any, positions: Tensor, tokens: Tensor, recurrent_hidden_states: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of a drafter that reads the target's cache: what it chooses from, int64 [n], and what it passes on."""
+        cache = Cache(attn_metadata.kv_cache_manager.get_buffers(TARGET_LAYER), attn_metadata.page_table())
+        lens = attn_metadata.kv_lens_of_pages()
+        return self.tracer.shared(cache, lens, positions, tokens, recurrent_hidden_states)
+
+
+def _written(attn_metadata: FlashInferAttentionMetadata, num_rows: int) -> Rows:
+    return Rows(attn_metadata._batch_indices[:num_rows].long(), attn_metadata._positions[:num_rows].long())

@@ -235,6 +235,17 @@ class AttentionMetadata:
     def update_for_spec_dec(self) -> None:
         """Told by a draft loop when it has changed lengths or layout."""
 
+    def update_spec_dec_param(
+        self,
+        is_spec_decoding_enabled: bool,
+        spec_metadata: Any,
+        batch_size: int = 0,
+        num_contexts: int = 0,
+        spec_tree_manager: Any = None,
+    ) -> None:
+        """Told what the kernels have to know of drafts, and whether there are any."""
+        self.use_spec_decoding = is_spec_decoding_enabled
+
     def prepare_for_spec_dec(self, *fields: str) -> None:
         """Save the tensors of ``fields`` and put clones in their place, for a draft loop to write on.
 

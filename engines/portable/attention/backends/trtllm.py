@@ -11,7 +11,7 @@ from torch import Tensor
 from engines.portable._utils import host_tensor, maybe_pin_memory
 from engines.portable.attention.backends.context_mla import ChunkPlan, plan_chunks
 from engines.portable.attention.backends.interface import AttentionMetadata, AttentionRuntimeFeatures, KVCacheParams
-from engines.tracer import Cache, Masks, Rows, Tracer, TreeTracer
+from engines.tracer import Cache, Masks, Rows, Tracer, TreeTracer, locate
 
 TARGET_LAYER: Final = 0
 DRAFT_LAYER: Final = 1
@@ -354,6 +354,12 @@ class TrtllmAttention:
     def __init__(self, tracer: Tracer, layer_idx: int = DRAFT_LAYER) -> None:
         self.tracer = tracer
         self.layer_idx = layer_idx
+
+    def place(self, attn_metadata: Any, num_rows: int) -> tuple[Tensor, Rows]:
+        """Block table of the batch and where so many rows lie."""
+        table = attn_metadata.kv_cache_block_offsets[0, : attn_metadata.num_seqs, 0]
+        cu_q, cu_kv = attn_metadata.mla_scheduler_buffers()
+        return table, locate(cu_q, cu_kv, num_rows)
 
     def target(self, attn_metadata: Any, table: Tensor, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows: int64 [rows]."""

@@ -28,8 +28,8 @@ class DSACacheManager(KVCacheManager):
     indexer_k_cache_page_scale = 1
     """Pages of the indexer's pool per page of the main one."""
 
-    def __init__(self, *, num_layers: int, use_fp4: bool = False, **options: Any) -> None:
-        super().__init__(num_layers=2 * num_layers, **options)
+    def __init__(self, *, num_layers: int, use_fp4: bool = False, num_other_pools: int = 0, **options: Any) -> None:
+        super().__init__(num_layers=2 * num_layers + num_other_pools, **options)
         self.num_layers = num_layers
         self.layer_offsets = {layer: i for layer, i in self.layer_offsets.items() if i < num_layers}
         self.use_fp4 = use_fp4
@@ -45,9 +45,14 @@ class DSACacheManager(KVCacheManager):
         return self.index_head_dim // self.quant_block_size * _SCALE_BYTES
 
     @property
+    def index_tokens_per_block(self) -> int:
+        """Keys in a page of the indexer's cache."""
+        return self.tokens_per_block
+
+    @property
     def index_page_bytes(self) -> int:
         """Bytes of a page of the indexer's cache."""
-        return self.tokens_per_block * (self.index_data_bytes + self.index_scale_bytes)
+        return self.index_tokens_per_block * (self.index_data_bytes + self.index_scale_bytes)
 
     def get_indexer_k_cache_buffers(self, layer_idx: int) -> Tensor:
         """The indexer's pool of a layer: int64 [num_blocks, tokens_per_block]."""

@@ -23,7 +23,7 @@ def slots_of(
 
     A position outside the table is taken to lie in the nearest page of it (PR #12657).
     """
-    size, columns = manager.tokens_per_block, block_offsets.shape[1]
+    size, columns = manager.index_tokens_per_block, block_offsets.shape[1]
     ordinals = (positions // size).clamp(0, columns - 1)
     pages = torch.take(block_offsets, req_idx.long() * columns + ordinals) * manager.index_page_bytes
     offsets = positions % size

@@ -1,0 +1,53 @@
+"""The tracer model over page tables that are arrays, and over the page of each sequence that the host knows.
+
+As ``engines.tracer``; where rows are written and how far they see is said apart, as by such backends.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engines.tracer import Cache, Rows, Tracer, _digest, _unseen, _write, entry, term
+from scenarios.tracer import PRIME, VOCAB_SIZE
+
+
+class ViewTracer(Tracer):
+    """Target and drafters whose rows are written where arrays of rows and positions say."""
+
+    @_unseen
+    def target_at(self, cache: Cache, written: Rows, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Digests of target rows that see up to ``rows``, once their entries are ``written``: int64 [rows]."""
+        _write(cache, written, entry(positions.long(), tokens.long()))
+        return _digest(self._scores(self._read(cache)).cumsum(1), rows)
+
+    @_unseen
+    def shifted_at(
+        self, target: Cache, draft: Cache, written: Rows, rows: Rows, positions: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Digests of draft rows with shift 1, and each row's own term in it: two of int64 [rows]."""
+        own = entry(positions.long(), tokens.long())
+        _write(draft, written, own)
+        seen = self._read_shifted(target, draft)
+        return _digest(self._scores(seen).cumsum(1), rows, ahead=1), term(rows.index + 1, own + VOCAB_SIZE)
+
+    @_unseen
+    def shared(
+        self, cache: Cache, lens: Tensor, positions: Tensor, tokens: Tensor, recurrent: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What a drafter on the target's cache chooses from, int64 [n], and what it passes on, int64 [n, 2].
+
+        lens       int32 [n]: KV lengths as the view has them
+        positions, tokens  int [n]
+        recurrent  int64 [n, 2]: what was passed on to it
+        """
+        hidden, base = recurrent.unbind(1)
+        step = base // PRIME
+        sequence = torch.arange(len(lens), device=lens.device)
+        seen = _digest(self._scores(self._read(cache)).cumsum(1), Rows(sequence, lens.long() - 1))
+        hidden = (hidden + term(lens.long() + step, entry(positions.long() + step, tokens.long()))) % PRIME
+        return (hidden + base - seen) % PRIME, torch.stack([hidden, base + PRIME], dim=1)
+
+
+class HostTracer(Tracer):
+    """The target where the host knows all lengths."""

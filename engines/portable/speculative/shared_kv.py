@@ -1,0 +1,138 @@
+"""Drafters that read the target's KV cache through a view of its metadata, and have none of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engines.page_tracer import ViewTracer
+from engines.portable.attention.backends.flashinfer import FlashInferAttention, FlashInferAttentionMetadata
+from engines.portable.attention.backends.trtllm import TARGET_LAYER
+from engines.portable.distributed import FusedMoE
+from engines.portable.models import DraftModel, Steering
+from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
+from engines.portable.speculative.drafter import Setting
+from engines.portable.speculative.interface import INVALID_PROMPT_LOOKAHEAD_TOKEN, DecodingConfig
+from engines.portable.speculative.linear import LinearSpecWorker
+
+
+class SharedKVDraftModel(DraftModel):
+    """One row per sequence in every step, which reads what the target has cached and writes nothing."""
+
+    def __init__(self, tracer: ViewTracer, steering: Steering, head: nn.Module, experts: FusedMoE | None) -> None:
+        super().__init__(steering)
+        self.attention = FlashInferAttention(tracer, TARGET_LAYER)
+        # No layers of its own to call; but workers look for d2t there.
+        self.model = nn.Module()
+        self.model.register_buffer("d2t", steering.d2t)
+        self.logits_processor = head
+        self.experts = experts
+
+    def forward_draft_step(
+        self,
+        *,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        recurrent_hidden_states: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of the next draft of each sequence, and what its next step is given: int64 [n, 2].
+
+        recurrent_hidden_states  int64 [n, 2]: the target's hidden rows at first
+        """
+        choices, passed_on = self.attention.shared(attn_metadata, position_ids, input_ids, recurrent_hidden_states)
+        if self.experts is not None:
+            passed_on = self.experts(passed_on, attn_metadata.all_rank_num_tokens)
+        hidden = torch.stack([passed_on[:, 0], choices], dim=1)
+        logits: Tensor = self.logits_processor(hidden, self.lm_head, attn_metadata, True)
+        return logits, passed_on
+
+
+def shared_kv_draft_model(setting: Setting) -> SharedKVDraftModel:
+    """The draft model of a mode whose drafter has no KV cache."""
+    assert isinstance(setting.tracer, ViewTracer), "only FlashInfer has views of the target's KV cache"
+    experts = setting.draft_experts if setting.spec_config.spec_dec_mode.is_mtp_eagle_one_model() else None
+    return SharedKVDraftModel(setting.tracer, setting.steering, setting.head(), experts)
+
+
+class SharedKVSpecWorker(LinearSpecWorker):
+    """The linear loop, or without a KV cache of the drafter's the one that recurs over hidden states alone."""
+
+    def __init__(self, spec_config: DecodingConfig) -> None:
+        super().__init__(spec_config)
+        self._use_shared_kv_cache = spec_config.use_shared_kv_cache
+
+    def _forward_impl(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        logits: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
+    ) -> dict[str, Tensor]:
+        if not self._use_shared_kv_cache or spec_metadata.runtime_draft_len == 0:
+            return super()._forward_impl(
+                input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
+            )
+        if not isinstance(attn_metadata, FlashInferAttentionMetadata):
+            raise TypeError(f"a drafter reads the KV cache through FlashInfer's views; {type(attn_metadata)} has none")
+        accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        gather_ids = self._first_gather_ids(num_accepted, attn_metadata, spec_metadata)
+        inputs = {
+            "input_ids": self._last_tokens(accepted, num_accepted, attn_metadata, spec_metadata),
+            "position_ids": position_ids.squeeze(0).index_select(0, gather_ids) + 1,
+            "recurrent_hidden_states": hidden_states.index_select(0, gather_ids),
+        }
+        with draft_kv_cache_context(attn_metadata) as view:
+            view.update_shared_kv_draft_lengths(attn_metadata, num_accepted, attn_metadata.num_contexts)
+            view.use_spec_decoding = False
+            view.all_rank_num_tokens = spec_metadata.subseq_all_rank_num_tokens
+            drafts = self._forward_recurrent_loop(draft_model, inputs, view, spec_metadata)
+        attn_metadata.use_spec_decoding = True
+        return self._outputs(logits, accepted, num_accepted, drafts)
+
+    def skip_drafting(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        logits: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
+    ) -> dict[str, Tensor]:
+        """A step without drafts, see the base; a drafter without a cache misses nothing in it."""
+        if not self._use_shared_kv_cache:
+            return super().skip_drafting(
+                input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
+            )
+        accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
+        num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
+        return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
+
+    def _last_tokens(self, accepted: Tensor, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
+        """The token after what each row has cached: the last accepted one, or of a prompt the next: int32 [n]."""
+        contexts = attn_metadata.num_contexts
+        last = accepted.gather(1, (num_accepted - 1).long().unsqueeze(1)).squeeze(1)
+        lookahead = spec_metadata.context_prompt_lookahead_tokens[:contexts]
+        known = lookahead != INVALID_PROMPT_LOOKAHEAD_TOKEN
+        return torch.cat([torch.where(known, lookahead, last[:contexts]), last[contexts:]])
+
+    def _forward_recurrent_loop(
+        self, draft_model: Any, inputs: dict[str, Tensor], view: Any, spec_metadata: Any
+    ) -> Tensor:
+        """Make ``runtime_draft_len`` drafts: int32 [n, K]. Positions and KV lengths are the same in all steps."""
+        drafts = []
+        for i in range(spec_metadata.runtime_draft_len):
+            logits, recurrent = draft_model.forward_draft_step(
+                **inputs, attn_metadata=view, spec_metadata=spec_metadata
+            )
+            tokens = self.sample_draft_tokens(logits, spec_metadata, draft_step=i)
+            drafts.append(tokens)
+            inputs = {**inputs, "input_ids": tokens, "recurrent_hidden_states": recurrent}
+        return torch.stack(drafts, dim=1)
