@@ -83,7 +83,7 @@ def _config(config: Config) -> str:
 
 def _step(step: Step) -> str:
     rows = [_context(row) for row in step.contexts] + [_generation(row) for row in step.generations]
-    text = f"{step.phase.value} K={step.draft_len}: {', '.join(rows)}"
+    text = f"{step.phase.value} K={step.draft_len}: {', '.join(rows) or 'waits for the step before'}"
     if step.fault is not None:
         text += f"; fails at {step.fault}"
     if step.peers:

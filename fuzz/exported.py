@@ -55,11 +55,11 @@ Shown = tuple[int, Step, list[RowPlan]]
 def render(finding: Finding, claim: Claim, struck: Mapping[int, int]) -> str:
     """The file that makes ``claim``; ``struck`` says for each failing step which passage of its site raises."""
     config = finding.scenario.config
-    # A replay runs none of the worker's Python.
+    # A replay runs none of the worker's Python, an iteration without rows runs nothing.
     shown = [
         (i, step, plans)
         for i, (step, plans) in enumerate(walk(finding.scenario))
-        if i <= claim.step and step.phase is not Phase.REPLAY
+        if i <= claim.step and step.rows and step.phase is not Phase.REPLAY
     ]
     sections = {config.worker, claim.kind, *_sections(claim, [step for _, step, _ in shown])}
     mode, spec_metadata = MODES[config.worker]

@@ -60,6 +60,7 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "attention_dp_size": {"attention_dp_size": 2, "attention_dp_rank": 1},
     "sa_threshold": {"sa_threshold": _THRESHOLD},
     "use_separate_draft_kv_cache": {"use_separate_draft_kv_cache": True, "draft_tokens_per_block": 3},
+    "overlap": {"overlap": True},
 }
 """Variants that have a cell of their own, by the field of ``Config`` that asks for them."""
 _PEERS: Final = (Peer(contexts=(3,), generations=1),)
@@ -323,6 +324,7 @@ def _has(traits: WorkerTraits, variant: str) -> bool:
         "attention_dp_size": True,
         "sa_threshold": traits.sa_enhancer,
         "use_separate_draft_kv_cache": traits.separate_draft_kv_cache,
+        "overlap": True,
     }[variant]
 
 

@@ -9,8 +9,10 @@ prepared  lengths, counts, tables and inputs of the batch are written         co
           and masks, for trees and chains, and short rows select all          trees, selection
           in pages of whichever manager it refers to                          two_managers
           and the worker's own metadata, and what all ranks tell each other   spec_metadata, ranks
+          as far as the host knows, and what the device is to correct         overlap
 entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context,
-                                                                              selection, compressed, page_arrays
+                                                                              selection, compressed, page_arrays,
+                                                                              overlap
 verified  the target's choices meet the drafts, or a number is forced         acceptance, forced, guided
 saved     the worker borrows the metadata: originals are put aside            lifecycle
 draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse, selection
@@ -33,8 +35,8 @@ failed    or it broke off somewhere, and all is given back just the same      li
 alike. The modules are imported causes first, which is the order of severity.
 """
 
-from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens, rows, sparse, selection  # noqa: F401, I001
-from invariants import compressed, page_arrays, draft_context, enhancer, forced, guided, relaxed  # noqa: F401
+from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens, overlap, rows, sparse  # noqa: F401, I001
+from invariants import selection, compressed, page_arrays, draft_context, enhancer, forced, guided, relaxed  # noqa: F401
 from invariants import spec_metadata, acceptance  # noqa: F401
 from invariants import kv_cache, history, output, relations  # noqa: F401
 from invariants.predicates import PREDICATES

@@ -68,7 +68,8 @@ def acceptance_follows_agreement(step: StepCase, check: Check) -> None:
         check.equal(moment, field, here, counts, "so many drafts agree")
     updated = step.updated
     if updated is not None and "py_num_accepted_draft_tokens" in updated.seen:
-        drafts = {row.request: row.accepted - 1 for row in step.rows if not row.is_context and row.request is not None}
+        rows = [row for row in step.rows if not row.is_context and row.request is not None and not row.wasted]
+        drafts = {row.request: row.accepted - 1 for row in rows}
         field = "py_num_accepted_draft_tokens"
         check.equal(updated, field, drafts, updated.seen[field], "so many drafts agree")
 
@@ -137,7 +138,7 @@ def _path(drafts: list[int], mask: list[list[int]], tokens: list[int]) -> list[i
 
 @invariant(
     "acceptance-equals-reference",
-    reads=("num_accepted_tokens", "accepted_tokens", "new_tokens", "new_tokens_lens"),
+    reads=("num_accepted_tokens", "accepted_tokens", "new_tokens", "new_tokens_lens", "force_accept_counter"),
     museum=("TRT-12", "TRT-29", "TRT-77", "TRT-100", "TRT-130", "TRT-131"),
     kind=REFERENCE,
     predicates=("P8",),
@@ -148,7 +149,7 @@ def acceptance_equals_reference(step: StepCase, check: Check) -> None:
         if run.verified is not None:
             check.said(run.verified, ("num_accepted_tokens", "accepted_tokens"))
         if run.restored is not None:
-            check.said(run.restored, ("new_tokens_lens", "new_tokens"))
+            check.said(run.restored, ("new_tokens_lens", "new_tokens", "force_accept_counter"))
 
 
 @invariant(

@@ -77,12 +77,13 @@ class Row:
     """One row of a batch: the lengths that the schedule derives, and the request's row before it.
 
     ``request``, ``past``, ``query``, ``accepted`` and ``granted`` as in ``RowPlan``; ``agree`` as in the scenario.
-    ``sampled`` is what a row accepts in a forward that warms up a graph, where acceptance is not forced.
+    ``sampled`` is what a row accepts in a forward that warms up a graph, where acceptance is not forced. ``wasted``:
+    its request has ended, and nothing of the row counts.
     """
 
     __slots__ = (
         *("accepted", "agree", "before", "granted", "index", "is_context", "past", "query", "request"),
-        *("sampled", "step"),
+        *("sampled", "step", "wasted"),
     )
 
     def __init__(
@@ -99,6 +100,13 @@ class Row:
         self.agree = asked.agree
         self.sampled = asked.accept if isinstance(asked, Generation) else plan.accepted
         self.before = before
+        self.wasted = plan.wasted
+
+    @property
+    def flying(self) -> Row | None:
+        """Its request's row in the step that runs while this one is prepared, None if there is none."""
+        before = self.before
+        return before if before is not None and before.step is self.step.flying else None
 
     @property
     def overridden(self) -> bool:
@@ -112,6 +120,7 @@ class StepCase:
 
     active    real requests that own cache pages once the step is over, those that it finishes included
     before    the step before it
+    after     the step after it
     captured  the step that captured the graph which this one replays
     """
 
@@ -124,6 +133,7 @@ class StepCase:
         self.actual = actual
         self.expected = expected
         self.before: StepCase | None = case.steps[-1] if case.steps else None
+        self.after: StepCase | None = None
         self.captured: StepCase | None = None
         self.rows: list[Row] = []
         self.active: list[int] = []
@@ -182,6 +192,38 @@ class StepCase:
         return self.traits.keeps_context and moment.name.startswith("draft[")
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the next step is launched before the managers are updated for this one."""
+        return self.config.overlap and not self.asked.phase.is_startup
+
+    @property
+    def flying(self) -> StepCase | None:
+        """The step that runs while this one is prepared, None if there is none."""
+        before = self.before
+        return before if before is not None and before.overlaps and before.actual.outcome == "ok" else None
+
+    @property
+    def launched(self) -> StepCase:
+        """The last step for whose rows pages are granted when the managers are updated for this one."""
+        return self.after if self.after is not None and self.overlaps and self.actual.outcome == "ok" else self
+
+    @property
+    def held(self) -> list[int]:
+        """Real requests that own cache pages then: the active ones, and those that a step launched since brings in."""
+        late = (
+            {row.request for row in self.launched.rows if row.request is not None} if self.launched is not self else ()
+        )
+        return [*self.active, *sorted(set(late) - {*self.active})]
+
+    @property
+    def settled(self) -> StepCase | None:
+        """The last step whose managers had been updated when this one was prepared, None if that was not observed."""
+        step = self.before
+        while step is not None and (step.launched.index >= self.index or not step.rows):
+            step = step.before
+        return step if step is not None and step.ledger is not None else None
+
+    @property
     def ledger(self) -> Moment | None:
         """The moment at which the KV-cache manager was observed: ``updated``, or ``failed`` when it was handled."""
         return self.failed if self.failed is not None and self.actual.outcome == "tolerated" else self.updated
@@ -220,6 +262,8 @@ class Case:
         schedule = Schedule(scenario.config, scenario.requests)
         for asked, actual, wanted in zip(scenario.steps, trace.steps, expected.steps, strict=False):
             step = StepCase(self, len(self.steps), asked, actual, wanted)
+            if step.before is not None:
+                step.before.after = step
             self._fill_rows(step, schedule.advance(asked))
             self._link_graph(step)
             self.steps.append(step)
@@ -239,11 +283,12 @@ class Case:
             before = last.get(plan.request) if plan.request is not None else None
             row = Row(step, index, plan, asked, before)
             step.rows.append(row)
-            if plan.request is not None:
+            if plan.request is not None and not plan.wasted:
                 last[plan.request] = row
+        if step.before is not None:
+            for request in step.before.asked.finish:
+                # A failure that nobody planned has ended it already.
+                last.pop(request, None)
         if step.actual.outcome != "ok":
             last.clear()
         step.active = list(last)
-        for request in step.asked.finish:
-            # A failure that nobody planned has ended it already.
-            last.pop(request, None)

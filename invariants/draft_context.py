@@ -11,6 +11,7 @@ from itertools import chain
 
 from invariants.case import Run, StepCase
 from invariants.check import Check
+from invariants.kv_lens import OFFSETS_OF_LENGTHS, corrected
 from invariants.registry import invariant
 from scenarios.tracer import term
 
@@ -19,10 +20,10 @@ _ACCEPTED = ("num_accepted_tokens", "new_tokens_lens")
 
 def _cached(step: StepCase) -> list[int] | None:
     """Cached tokens of each generation as ``prepare`` found them; None with dummies or if not observed."""
-    seen = step.prepared.seen if step.prepared is not None else {}
-    if step.has_dummies or "kv_lens_cuda" not in seen or "_seq_lens" not in seen:
+    seen, kv_lens = step.prepared.seen if step.prepared is not None else {}, corrected(step)
+    if step.has_dummies or kv_lens is None or "_seq_lens" not in seen:
         return None
-    rows = [*zip(seen["kv_lens_cuda"], seen["_seq_lens"])][step.num_contexts :]
+    rows = [*zip(kv_lens, seen["_seq_lens"])][step.num_contexts :]
     return [kv - query for kv, query in rows]
 
 
@@ -36,7 +37,7 @@ def _committed(step: StepCase, run: Run) -> list[int] | None:
 
 @invariant(
     "ctx-len-counts-committed",
-    reads=("ctx_len", "kv_lens_cuda", "_seq_lens", *_ACCEPTED),
+    reads=("ctx_len", "kv_lens_cuda", OFFSETS_OF_LENGTHS, "_seq_lens", *_ACCEPTED),
     museum=("TRT-02", "TRT-70"),
     predicates=("P4",),
 )
@@ -72,7 +73,7 @@ def ctx_len_rolled_back(step: StepCase, check: Check) -> None:
 
 @invariant(
     "draft-block-follows-context",
-    reads=("num_ctx_per_req", "position_ids", "kv_lens_cuda", "_seq_lens", *_ACCEPTED),
+    reads=("num_ctx_per_req", "position_ids", "kv_lens_cuda", OFFSETS_OF_LENGTHS, "_seq_lens", *_ACCEPTED),
     museum=("TRT-02", "TRT-70"),
     predicates=("P4",),
 )

@@ -69,5 +69,5 @@ def automata_belong_to_requests(step: StepCase, check: Check) -> None:
     """
     moment = step.ledger
     if moment is not None and "sa_requests" in moment.seen:
-        owners = sorted(step.active)
+        owners = sorted(step.held)
         check.equal(moment, "sa_requests", owners, moment.seen["sa_requests"], "requests that have started")

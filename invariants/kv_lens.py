@@ -43,6 +43,7 @@ from scenarios import BACKENDS
 
 _OF_VIEW: Final = "_draft_kv_runtime_lens"
 """KV lengths that a view of the metadata reads."""
+OFFSETS_OF_LENGTHS: Final = "previous_kv_lens_offsets_cuda"
 _LENGTHS: Final = ("kv_lens_cuda", "kv_lens", "kv_lens_runtime", "host_total_kv_lens", "ctx_len")
 
 
@@ -136,18 +137,16 @@ class SharedCourse(Course):
         return contexts + [kv + acc - 1 - self.draft_len for kv, acc in self._accepting(generations)]
 
 
-def _prepared_lens(step: StepCase) -> list[int] | None:
-    """What ``prepare`` wrote; a target that is told pages instead has no lengths, but the view of a drafter has."""
-    if step.prepared is None:
-        return None
-    if BACKENDS[step.config.attention_backend].draft_view:
-        return [row.past + row.query for row in step.rows]
-    return step.prepared.seen.get("kv_lens_cuda")
-
-
 @invariant(
     "kv-lens-balanced",
-    reads=("kv_lens_cuda", _OF_VIEW, "num_accepted_tokens", "new_tokens_lens", "_saved_tensors"),
+    reads=(
+        "kv_lens_cuda",
+        _OF_VIEW,
+        OFFSETS_OF_LENGTHS,
+        "num_accepted_tokens",
+        "new_tokens_lens",
+        "_saved_tensors",
+    ),
     museum=("TRT-01", "TRT-04", "TRT-37", "VLL-23"),
     predicates=("P3", "P4", "P5"),
 )
@@ -157,8 +156,8 @@ def kv_lens_balanced(step: StepCase, check: Check) -> None:
     After a failure it lies on that course; the increment for an only call is either undone or made up to the
     accepted count, never left alone.
     """
-    start = _prepared_lens(step)
-    if start is None:
+    start = corrected(step)
+    if start is None or step.prepared is None:
         return
     for run in step.runs:
         for moment in (run.verified, run.saved):
@@ -170,7 +169,7 @@ def kv_lens_balanced(step: StepCase, check: Check) -> None:
                 _kv(check, moment, course.during(i), why)
             _kv(check, run.restored, _one_of(course.ends(), run.restored), why)
     if step.failed is not None and "kv_lens_cuda" in step.failed.seen:
-        _kv_after_failure(check, step, step.failed, start)
+        _kv_after_failure(check, step, step.failed, start, step.prepared.seen["kv_lens_cuda"])
 
 
 def _course(step: StepCase, run: Run, start: list[int]) -> Course | None:
@@ -183,10 +182,27 @@ def _course(step: StepCase, run: Run, start: list[int]) -> Course | None:
     return None if course.saved is None else course
 
 
-def _kv_after_failure(check: Check, step: StepCase, failed: Moment, start: list[int]) -> None:
+def corrected(step: StepCase) -> list[int] | None:
+    """``kv_lens_cuda`` at the start of each forward; None if it was not observed.
+
+    It is what ``prepare`` wrote; under the overlap scheduler the device first takes back what was not accepted. A
+    target that is told pages instead has no lengths, but the view of its drafter has.
+    """
+    if step.prepared is not None and BACKENDS[step.config.attention_backend].draft_view:
+        return [row.past + row.query for row in step.rows]
+    seen = step.prepared.seen if step.prepared is not None else {}
+    if "kv_lens_cuda" not in seen or not step.config.overlap:
+        return seen.get("kv_lens_cuda")
+    if OFFSETS_OF_LENGTHS not in seen:
+        return None
+    offsets = [0] * step.num_contexts + seen[OFFSETS_OF_LENGTHS]
+    return [kv + offset for kv, offset in zip(seen["kv_lens_cuda"], offsets, strict=False)]
+
+
+def _kv_after_failure(check: Check, step: StepCase, failed: Moment, start: list[int], prepared: list[int]) -> None:
     run = step.runs[-1] if step.runs else None
     if run is None or not run.begun or not step.draft_len:
-        allowed = [start]
+        allowed = [start, prepared]
     else:
         course = _course(step, run, start)
         if course is None:
@@ -211,7 +227,7 @@ def _kv(check: Check, moment: Moment | None, expected: list[int], why: str) -> N
 
 @invariant(
     "warmup-fixed-point",
-    reads=("kv_lens_cuda", *LAYOUT, "use_spec_decoding", "_saved_tensors"),
+    reads=("kv_lens_cuda", _OF_VIEW, OFFSETS_OF_LENGTHS, *LAYOUT, "use_spec_decoding", "_saved_tensors"),
     museum=("TRT-04", "TRT-03", "TRT-40"),
     predicates=("P13",),
 )
@@ -223,8 +239,13 @@ def warmup_fixed_point(step: StepCase, check: Check) -> None:
     if step.prepared is None:
         return
     for run in step.runs:
-        if run.entered is not None:
-            check.kept(run.entered, step.prepared, ("kv_lens_cuda", *LAYOUT, "use_spec_decoding", "_saved_tensors"))
+        if run.entered is None:
+            continue
+        check.kept(run.entered, step.prepared, (*LAYOUT, "use_spec_decoding", "_saved_tensors"))
+        # Inside a graph the lengths of the host are corrected when it runs.
+        start = step.prepared.seen.get("kv_lens_cuda") if run.phase == "replay" else corrected(step)
+        if start is not None:
+            _kv(check, run.entered, start, "so prepare and the correction leave it")
 
 
 @invariant(
@@ -271,7 +292,7 @@ def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
     that is read has the position behind it.
     """
     for moment in step.moments:
-        if step.reads_own_context(moment):
+        if step.reads_own_context(moment) or (step.config.overlap and moment in _uncorrected(step)):
             continue
         seen = moment.seen
         lens = seen.get("kv_lens_cuda", seen.get(_OF_VIEW))
@@ -289,6 +310,12 @@ def draft_position_is_kv_minus_one(step: StepCase, check: Check) -> None:
             for offset in of_row
         ]
         check.equal(moment, "position_ids", expected, seen["position_ids"], "so say kv_lens_cuda and _seq_lens")
+
+
+def _uncorrected(step: StepCase) -> list[Moment | None]:
+    """Moments of the overlap scheduler that show positions which are not those of the lengths beside them."""
+    replays = [run.entered for run in step.runs if run.phase == "replay"]
+    return [step.prepared, *replays, *(run.restored for run in step.runs)]
 
 
 @invariant(

@@ -27,7 +27,9 @@ _AROUND: Final = (PREPARED, ENTERED, RESTORED, FAILED)
 """Sub-steps at which no forward of the worker is under way."""
 _ON_DEVICE: Final = frozenset(field for field, what in FIELDS.items() if what.startswith("device"))
 """Fields that are tensors on the device."""
-_OF_THE_WORKER: Final = frozenset({"sa_match_len", "sa_draft_tokens"})
+_OF_ALL_STEPS: Final = frozenset(
+    {"sa_match_len", "sa_draft_tokens", "previous_kv_lens_offsets_cuda", "previous_pos_id_offsets_cuda"}
+)
 """Of these the ones that are not of the metadata: one for all steps, graphs included."""
 _SHARED: Final = frozenset(
     {
@@ -246,4 +248,4 @@ def graph_copies_share_no_state(step: StepCase, check: Check) -> None:
 def _device_tensors(step: StepCase) -> dict[str, str]:
     """Labels of the device tensors that the metadata of a step is prepared in."""
     labels = step.prepared.seen.get("identity", {}) if step.prepared is not None else {}
-    return {field: label for field, label in labels.items() if field in _ON_DEVICE - _OF_THE_WORKER}
+    return {field: label for field, label in labels.items() if field in _ON_DEVICE - _OF_ALL_STEPS}

@@ -127,10 +127,13 @@ def emitted_follows_acceptance(step: StepCase, check: Check) -> None:
         return
     if "emitted" not in moment.seen or "new_tokens" not in restored.seen:
         return
-    before = step.before.updated if step.before is not None else None
-    earlier = before.seen.get("emitted", {}) if before is not None else {}
+    before = step.before
+    while before is not None and not before.rows:
+        before = before.before
+    updated = before.updated if before is not None else None
+    earlier = updated.seen.get("emitted", {}) if updated is not None else {}
     expected = {request: list(earlier.get(request, [])) for request in step.active}
     for row, tokens in zip(step.rows, restored.seen["new_tokens"], strict=False):
-        if row.request is not None and row.accepted:
+        if row.request is not None and row.accepted and not row.wasted:
             expected[row.request] += tokens
     check.equal(moment, "emitted", expected, moment.seen["emitted"], "what was emitted before, then the new tokens")

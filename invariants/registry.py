@@ -64,6 +64,7 @@ class Twin:
     pairs   (step of the first scenario, step of the twin)
     fields  what is compared in sub-steps that both have; None stands for all fields but ``ignore``
     known   compare only requests that the twin knows, in fields that are kept per request
+    skip    sub-steps that are not compared
     """
 
     scenario: Scenario
@@ -71,6 +72,7 @@ class Twin:
     fields: tuple[str, ...] | None = None
     ignore: frozenset[str] = frozenset()
     known: bool = False
+    skip: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,14 @@ def prompt(seed: int, request: Request) -> tuple[int, ...]:
 
 @invariant(
     "layout-equals-reference",
-    reads=(*LAYOUT, "prompt_lens_cpu", "prompt_lens_cuda", "runtime_draft_len", "runtime_tokens_per_gen_step"),
+    reads=(
+        *LAYOUT,
+        "kv_cache_manager",
+        "prompt_lens_cpu",
+        "prompt_lens_cuda",
+        "runtime_draft_len",
+        "runtime_tokens_per_gen_step",
+    ),
     museum=("TRT-03", "TRT-06", "TRT-23", "TRT-75", "VLL-02"),
     kind=REFERENCE,
     predicates=("P1", "P3"),
@@ -33,7 +40,7 @@ def layout_equals_reference(step: StepCase, check: Check) -> None:
     """At every sub-step of a forward the batch layout is the reference's: lengths, counts, types, draft length."""
     for moment in step.moments:
         if moment is not step.failed:
-            check.said(moment, LAYOUT)
+            check.said(moment, (*LAYOUT, "kv_cache_manager"))
     if step.prepared is not None:
         check.said(
             step.prepared, ("prompt_lens_cpu", "prompt_lens_cuda", "runtime_draft_len", "runtime_tokens_per_gen_step")

@@ -30,8 +30,9 @@ def _slots(step: StepCase) -> dict[int, int]:
         return {}
     active = set(before.active) - set(before.asked.finish)
     found: dict[int, int] = {}
-    while before is not None and before.ledger is not None and active - found.keys():
-        for request, slot in before.ledger.seen.get("spec_slots", {}).items():
+    while before is not None and (before.ledger is not None or not before.rows) and active - found.keys():
+        ledger = before.ledger.seen if before.ledger is not None else {}
+        for request, slot in ledger.get("spec_slots", {}).items():
             if request in active:
                 found.setdefault(request, slot)
         before = before.before
@@ -64,7 +65,7 @@ def slots_belong_to_requests(step: StepCase, check: Check) -> None:
 
 def _active(step: StepCase, moment: Moment) -> list[int]:
     """Requests that own a slot at ``moment``: none once a failure has ended them all."""
-    return [] if moment is step.failed else step.active
+    return [] if moment is step.failed else step.held
 
 
 def _check_distinct(moment: Moment, field: str, slots: list[int], check: Check) -> None:

@@ -51,6 +51,7 @@ def never_failed(scenario: Scenario) -> Edited | None:
     steps: list[Step] = []
     pairs: list[tuple[int, int]] = []
     started: set[int] = set()
+    ended: set[int] = set()
     failed = False
     for index, step in enumerate(scenario.steps):
         if step.fault is not None:
@@ -62,8 +63,9 @@ def never_failed(scenario: Scenario) -> Edited | None:
         if failed:
             pairs.append((index, len(steps)))
         steps.append(step)
-        started |= {row.request for row in step.rows if row.request is not None}
-        started -= set(step.finish)
+        started |= {row.request for row in step.rows if row.request is not None} - ended
+        ended |= set(step.finish)
+        started -= ended
     return valid(scenario, steps, pairs)
 
 
@@ -83,6 +85,30 @@ def eager(scenario: Scenario) -> Edited | None:
                 pairs.append((index, index))
         steps.append(step)
     return valid(scenario, steps, pairs)
+
+
+def landing(scenario: Scenario) -> Edited | None:
+    """The scenario without the overlap scheduler. Pairs: all steps but those that it has no use for.
+
+    Rows that are wasted go, and steps that are left with none; a graph is not replayed for fewer rows than it has.
+    """
+    if not scenario.config.overlap:
+        return None
+    steps: list[Step] = []
+    pairs: list[tuple[int, int]] = []
+    ended: set[int | None] = set()
+    for index, step in enumerate(scenario.steps):
+        contexts = tuple(row for row in step.contexts if row.request not in ended)
+        generations = tuple(row for row in step.generations if row.request not in ended)
+        if len(contexts) + len(generations) < len(step.rows):
+            step = replace(step, contexts=contexts, generations=generations, phase=Phase.EAGER)
+        ended |= set(step.finish)
+        if step.rows:
+            pairs.append((index, len(steps)))
+            steps.append(step)
+        elif step.finish:
+            return None
+    return valid(replace(scenario, config=replace(scenario.config, overlap=False)), steps, pairs)
 
 
 def others(rank: int, ranks: tuple[Peer, ...]) -> tuple[Peer, ...]:
@@ -185,16 +211,18 @@ def one_shot(scenario: Scenario) -> Edited | None:
 def _merged_prompts(scenario: Scenario) -> dict[tuple[int | None, int | None], Context]:
     """(step, request) of each last chunk of a chunked prompt -> the whole prompt as one row.
 
-    A request that is merged is listed under (None, request) too.
+    A request that is merged is listed under (None, request) too. One that ends before its last chunk is not.
     """
+    ended: set[int | None] = set()
     lens = {request.id: request.prompt_len for request in scenario.requests}
     done: dict[int, int] = dict.fromkeys(lens, 0)
     merged: dict[tuple[int | None, int | None], Context] = {}
     for index, step in enumerate(scenario.steps):
         for row in step.contexts:
-            if row.request is None:
+            if row.request is None or row.request in ended:
                 continue
             done[row.request] += row.chunk
             if done[row.request] == lens[row.request] > row.chunk:
                 merged[index, row.request] = merged[None, row.request] = replace(row, chunk=lens[row.request])
+        ended |= {*step.finish}
     return merged

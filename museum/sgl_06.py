@@ -50,10 +50,10 @@ def verified_id_by_row(patch: Patch) -> None:
 
     flatten = PyTorchModelEngine._flatten
 
-    def _flatten(self: Any, scheduled_requests: Any) -> Any:
+    def _flatten(self: Any, scheduled_requests: Any, *previous: Any) -> Any:
         verified = [request.generated[-1:] for request in getattr(self, "last_batch", ())]
         self.last_batch = scheduled_requests.all_requests()
-        rows = flatten(self, scheduled_requests)
+        rows = flatten(self, scheduled_requests, *previous)
         begin = 0
         for request, length, token in zip(self.last_batch, rows.sequence_lengths, verified):
             if token and not request.is_context:

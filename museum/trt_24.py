@@ -22,14 +22,37 @@ from museum.bug import EAGLE3, PARD, Patch, bug
 def rows_shifted(patch: Patch) -> None:
     from dataclasses import replace
 
-    from engines.portable.pyexecutor.llm_request import ScheduledRequests
     from engines.portable.pyexecutor.sampler import SpecSampler
 
     update = SpecSampler.update_requests
 
     def update_requests(self: Any, state: Any) -> None:
-        requests = state.scheduled_requests.all_requests()
-        order = sorted(requests, key=lambda request: request.prompt_lookahead_token is not None)
-        update(self, replace(state, scheduled_requests=ScheduledRequests(generation_requests=tuple(order))))
+        rows = range(len(state.scheduled_requests.all_requests()))
+        order = sorted(rows, key=lambda row: row < len(state.is_last_chunk) and not state.is_last_chunk[row])
+        outputs = ("new_tokens", "new_tokens_lens", "next_draft_tokens")
+        taken = [order.index(row) for row in rows]
+        update(self, replace(state, **{name: getattr(state, name)[taken] for name in outputs}))
 
     patch(SpecSampler, "update_requests", update_requests)
+
+
+@bug(
+    "TRT-24",
+    kind="K6",
+    workers=(EAGLE3, PARD),
+    variant="in-flight",
+    title="Rows of the step in flight are handed to the last generations, whichever have none",
+    reference="TensorRT-LLM #6136",
+    caught_by=("corrections-follow-last-step", "inputs-equal-reference"),
+)
+def rows_at_the_end(patch: Patch) -> None:
+    from engines.portable.pyexecutor.overlap import NO_PREVIOUS_ROW, OverlapInputs
+
+    find_rows = OverlapInputs._rows
+
+    def _rows(generations: Any) -> list[int]:
+        rows = find_rows(generations)
+        held = [row for row in rows if row != NO_PREVIOUS_ROW]
+        return [NO_PREVIOUS_ROW] * (len(rows) - len(held)) + held
+
+    patch(OverlapInputs, "_rows", staticmethod(_rows))

@@ -5,9 +5,10 @@ Upstream's victim was a metric. Here it is the rewind as well, as both are compu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from museum.bug import PARD, Patch, bug
+from museum.bug import EAGLE3, PARD, Patch, bug
 
 
 @bug(
@@ -24,9 +25,26 @@ def counted_after_replacement(patch: Patch) -> None:
     update = SpecSampler.update_requests
 
     def update_requests(self: Any, state: Any) -> None:
-        drafts = state.next_draft_tokens[:, : state.runtime_draft_len].tolist()
-        for request, made in zip(state.scheduled_requests.all_requests(), drafts):
-            request.py_draft_tokens = made
-        update(self, state)
+        update(self, replace(state, draft_slots=state.runtime_draft_len))
 
     patch(SpecSampler, "update_requests", update_requests)
+
+
+@bug(
+    "TRT-36",
+    kind="K3",
+    workers=(EAGLE3, PARD),
+    variant="in-flight",
+    title="What was not accepted is counted against the draft slots of a step launched since",
+    reference="TensorRT-LLM #17082",
+    caught_by=("acceptance-in-range", "kv-ledger-equals-reference"),
+)
+def counted_after_the_launch(patch: Patch) -> None:
+    from engines.portable.pyexecutor.sampler import SpecSampler
+
+    update = SpecSampler._update_generation
+
+    def _update_generation(self: Any, request: Any, tokens: list[int], draft_slots: int) -> None:
+        update(self, request, tokens, len(request.py_draft_tokens))
+
+    patch(SpecSampler, "_update_generation", _update_generation)

@@ -5,9 +5,10 @@ Before its first forward a tree drafter takes off what the tree had more rows th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from museum.bug import EAGLE3_TREE, MTP_EAGLE_TREE, Patch, bug
+from museum.bug import EAGLE3, EAGLE3_TREE, MTP_EAGLE_TREE, PARD, Patch, bug
 
 _REFERENCE = "TensorRT-LLM, no public number"
 
@@ -47,3 +48,48 @@ def never_corrected(patch: Patch) -> None:
 )
 def corrected_twice(patch: Patch) -> None:
     _correct(patch, 2)
+
+
+def _in_flight(patch: Patch, prepare_with: Any) -> None:
+    from engines.portable.pyexecutor.overlap import OverlapInputs
+
+    prepare = OverlapInputs.prepare
+
+    def prepare_corrections(self: Any, generations: Any, width: int, drafts: int, previous: Any, *args: Any) -> None:
+        prepare(self, generations, width, drafts, previous and prepare_with(previous, width), *args)
+
+    patch(OverlapInputs, "prepare", prepare_corrections)
+
+
+@bug(
+    "TRT-37",
+    kind="K3",
+    workers=(EAGLE3, PARD),
+    variant="this-step",
+    title="The rows taken off the KV lengths are those of this step, not those that were counted of the last",
+    reference=_REFERENCE,
+    caught_by=("corrected-lengths-are-committed-plus-fed", "corrections-follow-last-step"),
+)
+def rows_of_this_step(patch: Patch) -> None:
+    _in_flight(patch, lambda previous, width: replace(previous, tokens_per_gen_step=width))
+
+
+@bug(
+    "TRT-37",
+    kind="K3",
+    workers=(EAGLE3, MTP_EAGLE_TREE),
+    variant="in-flight",
+    title="Rows that the step in flight did not accept are never taken off the KV lengths",
+    reference=_REFERENCE,
+    caught_by=("corrected-lengths-are-committed-plus-fed", "corrections-follow-last-step"),
+)
+def never_taken_off(patch: Patch) -> None:
+    from engines.portable.pyexecutor.overlap import OverlapInputs
+
+    prepare = OverlapInputs.prepare
+
+    def prepare_positions(self: Any, *args: Any) -> None:
+        prepare(self, *args)
+        self.previous_kv_lens_offsets_cuda.zero_()
+
+    patch(OverlapInputs, "prepare", prepare_positions)

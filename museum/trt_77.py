@@ -23,11 +23,10 @@ _REFERENCE = "TensorRT-LLM #9608"
 def counted_as_draft(patch: Patch) -> None:
     from engines.portable.pyexecutor.sampler import SpecSampler
 
-    def _update_generation(self: Any, request: Any, tokens: list[int]) -> None:
-        width = len(request.py_draft_tokens)
+    def _update_generation(self: Any, request: Any, tokens: list[int], draft_slots: int) -> None:
         request.generated.extend(tokens)
         request.py_num_accepted_draft_tokens = len(tokens)
-        request.py_rewind_len = width - request.py_num_accepted_draft_tokens
+        request.py_rewind_len = draft_slots - request.py_num_accepted_draft_tokens
 
     patch(SpecSampler, "_update_generation", _update_generation)
 

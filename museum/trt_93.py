@@ -13,7 +13,7 @@ from museum.bug import DRAFT_TARGET, EAGLE3, Patch, bug
     workers=(EAGLE3, DRAFT_TARGET),
     title="The host's sequence lengths are not saved while drafting sets them to 1",
     reference="TensorRT-LLM #14008",
-    caught_by=("saved-fields", "restored-layout", "host-equals-device"),
+    caught_by=("saved-fields", "restored-layout", "host-equals-device", "copies-are-not-overtaken"),
 )
 def host_lengths_overwritten(patch: Patch) -> None:
     from engines.portable.speculative.interface import SpecWorkerBase

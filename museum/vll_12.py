@@ -19,7 +19,7 @@ def new_tensors(patch: Patch) -> None:
     from engines.portable._utils import host_tensor
     from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 
-    def _upload(self: Any, values: list[int], buffer: Any) -> Any:
+    def _upload(self: Any, name: str, values: list[int]) -> Any:
         return host_tensor(values, self.device).to(self.device, non_blocking=True)
 
     patch(PyTorchModelEngine, "_upload", _upload)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from reference import attention_metadata, backend_fields, compressed_attention, kv_cache, ranks
 from reference.attention import Sight
@@ -13,6 +13,7 @@ from reference.dense_selection import selection
 from reference.enhancer import enhanced, found, texts
 from reference.guided_decoding import matcher_rows, matchers
 from reference.history import History, Text, Turn
+from reference.overlap import HostView
 from reference.sparse_attention import derived, keys_of_contexts, prefill
 from reference.tree_attention import masks
 from reference.workers import WORKERS, DraftCall, Drafting, Fields
@@ -43,6 +44,23 @@ def trace(scenario: Scenario) -> Trace:
     return session.trace()
 
 
+@dataclass(frozen=True)
+class Flight:
+    """A step whose forward has been launched, and whose results the host has not seen yet.
+
+    index     of its trace
+    after     the requests, with the turn that it takes
+    together  fields of what all ranks ran in it
+    """
+
+    index: int
+    step: Step
+    batch: Batch
+    after: dict[int, History]
+    phase: str
+    together: Fields
+
+
 class Session:
     """The oracle taken step by step. Steps must be valid (``scenarios.check``); it does not check them again."""
 
@@ -52,6 +70,8 @@ class Session:
         self._counter: int | None = 0 if config.force_num_accepted_tokens % 1 else None
         """Forwards that have drawn random numbers; None where none does or, after a failure, it is not known."""
         self._active: dict[int, History] = {}
+        self._flight: Flight | None = None
+        """The last step, under the overlap scheduler: its update follows when the next one has been launched."""
         self._steps: list[StepTrace] = []
         for request in requests:
             self.add(request)
@@ -63,63 +83,114 @@ class Session:
         self._active[request.id] = History(text, request.prompt_len, thinking=request.thinking)
 
     def step(self, step: Step) -> StepTrace:
-        """What the next step must show.
+        """What the next step must show, but for what follows only when a later one has been launched.
 
         A step with a fault shows all sub-steps of a clean one, as it cannot be known how far it gets, and then
         ``failed``, whose metadata fields suppose that it got as far as ``prepared``.
         """
+        if not step.rows:
+            return self._idle(step)
         sampled = lay_out(step, self._config, self._active)
         counter, batch = self._forced(sampled)
+        host = HostView(batch, self._flight.batch if self._flight else None)
         drafting = enhanced(batch, self._worker.draft(batch))
         after = self._active | self._turned(batch, drafting)
         phases = _phases(step, self._config)
-        prepared = attention_metadata.prepared(batch, self._config) | prefill(batch, self._config)
-        prepared |= self._maps(batch, batch, phases[0], updated=False) | self._worker.spec_metadata(batch)
-        prepared |= ranks.announced(batch, self._worker)
-        substeps = [Substep(PREPARED, 0, phases[0], prepared)]
-        substeps += self._runs(sampled, (batch, drafting), counter, phases)
+        substeps = [Substep(PREPARED, 0, phases[0], self._prepared(host, phases[0]))]
+        substeps += self._runs((sampled, host), (batch, drafting), counter, phases)
         together = ranks.collectives(step, self._config, batch, self._worker, drafting, phases)
-        substeps.append(Substep(UPDATED, 0, phases[0], self._updated(batch, after) | together))
-        outcome = "ok"
+        flight = Flight(len(self._steps), step, batch, after, phases[0], together)
+        overlaps = self._config.overlap and not step.phase.is_startup
+        if not overlaps:
+            substeps.append(self._updated(flight, _held(after)))
+        outcome = "ok" if step.fault is None else self._outcome(step)
         if step.fault is None:
             self._counter = counter
-            self._active = {i: history for i, history in after.items() if i not in step.finish}
+            if overlaps:
+                self._launched(flight)
+            else:
+                self._active = _without(after, step.finish)
         else:
-            outcome = self._outcome(step)
             self._counter = self._counter if self._counter == counter else None
-            self._active = self._survivors(step)
-            substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, outcome)))
+            self._flight, self._active = None, self._survivors(step)
+            substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, host, outcome)))
         failed = step.fault is not None
         seen = tuple(
             replace(s, fields=backend_fields.shown(s.name, dict(s.fields), batch, self._config)) for s in substeps
         )
-        taken = StepTrace(len(self._steps), step.phase, outcome, seen, fired=int(failed), injected=failed)
+        taken = StepTrace(flight.index, step.phase, outcome, seen, fired=int(failed), injected=failed)
         self._steps.append(taken)
         return taken
 
     def trace(self) -> Trace:
-        """Everything so far."""
+        """Everything so far. A step in flight is waited for, as by an iteration that has nothing to launch."""
+        self._wait()
         return Trace("reference", "cpu", tuple(self._steps))
 
+    def _idle(self, step: Step) -> StepTrace:
+        """An iteration that has nothing to launch."""
+        self._wait()
+        taken = StepTrace(len(self._steps), step.phase, "ok", ())
+        self._steps.append(taken)
+        return taken
+
+    def _wait(self) -> None:
+        """Update the step in flight, if there is one, without launching another."""
+        if self._flight is not None:
+            self._land(self._flight, _held(self._flight.after))
+            self._active, self._flight = _without(self._active, self._flight.step.finish), None
+
+    def _launched(self, flight: Flight) -> None:
+        """Update the step before: it is over. What it finishes may have a row in ``flight``, which is then wasted."""
+        after, before = flight.after, self._flight
+        if before is not None:
+            self._land(before, _held(after, flight.batch))
+            after = _without(after, before.step.finish)
+        self._active, self._flight = after, replace(flight, after=after)
+
+    def _land(self, flight: Flight, held: Mapping[int, int]) -> None:
+        """Add to the trace of a step what the host knows once it has its results."""
+        taken = self._steps[flight.index]
+        updated = self._updated(flight, held)
+        self._steps[flight.index] = replace(taken, substeps=(*taken.substeps, updated))
+
+    def _prepared(self, host: HostView, phase: str) -> Fields:
+        """What is prepared, as far as the host knows lengths."""
+        batch = host.batch
+        fields = attention_metadata.prepared(batch, self._config) | prefill(batch, self._config)
+        fields |= self._maps(batch, batch, phase, updated=False) | self._worker.spec_metadata(batch)
+        if self._config.overlap:
+            fields |= host.corrections | {"position_ids": host.position_ids}
+        return fields | ranks.announced(batch, self._worker)
+
     def _runs(
-        self, sampled: Batch, forced: tuple[Batch, Drafting], counter: int | None, phases: list[str]
+        self, unforced: tuple[Batch, HostView], forced: tuple[Batch, Drafting], counter: int | None, phases: list[str]
     ) -> Iterator[Substep]:
         """Sub-steps of each forward. One that warms up a graph accepts what is sampled, and so draws no number."""
+        sampled, host = unforced
         for run, phase in enumerate(phases):
             warming = phase == "graph_warmup"
             forward = (sampled, self._worker.draft(sampled)) if warming and forced[0] is not sampled else forced
             drawn = {ENTERED: self._counter, RESTORED: self._counter if warming else counter}
-            for name, fields in self._forward(*forward, run, phase):
+            for name, fields in self._forward(*forward, host, run, phase):
                 number = {"force_accept_counter": drawn[name]} if drawn.get(name) is not None else {}
                 yield Substep(name, run, phase, fields | number)
 
-    def _forward(self, batch: Batch, drafting: Drafting, run: int, phase: str) -> Iterator[tuple[str, Fields]]:
-        """Sub-steps of one forward. A replay runs no Python of the worker, so nothing between its ends is seen."""
+    def _forward(
+        self, batch: Batch, drafting: Drafting, host: HostView, run: int, phase: str
+    ) -> Iterator[tuple[str, Fields]]:
+        """Sub-steps of one forward. A replay runs no Python of the worker, so nothing between its ends is seen.
+
+        Lengths that the host has supposed are corrected before the target runs, in a replay inside the graph.
+        """
         # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
         # but only one token per row anyway; nor has a worker that calls no draft model).
         updated = run > 0 and bool(drafting.calls)
-        entered = attention_metadata.target(batch) | self._maps(batch, batch, phase, updated=updated)
+        start = host.batch if phase == "replay" else batch
+        entered = attention_metadata.target(start) | self._maps(start, host.batch, phase, updated=updated)
         entered |= matcher_rows(batch, self._config, ENTERED)
+        if self._config.overlap:
+            entered["position_ids"] = host.position_ids if phase == "replay" else batch.position_ids
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len and not batch.shares_target_kv else []
         if phase != "replay":
@@ -132,11 +203,13 @@ class Session:
                 fields = attention_metadata.drafting(call, batch, saved, self._config)
                 fields |= keys_of_contexts(call, batch, self._config)
                 fields |= matcher_rows(batch, self._config, draft(i), drafting.drafts, i)
-                yield draft(i), fields | self._maps(call, batch, phase, updated=updated or call.updated)
+                yield draft(i), fields | self._maps(call, host.batch, phase, updated=updated or call.updated)
         kv_lens = batch.kv_lens if "kv_lens_cuda" in saved else drafting.kv_lens
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
         restored |= matcher_rows(batch, self._config, RESTORED)
         outputs = _outputs(batch, drafting) | found(batch, self._config)
+        if self._config.overlap:
+            outputs["position_ids"] = batch.position_ids
         yield RESTORED, restored | outputs | self._worker.own_state(batch, after=True)
 
     def _forced(self, sampled: Batch) -> tuple[int | None, Batch]:
@@ -147,12 +220,12 @@ class Session:
         counter = self._counter if self._counter is None else self._counter + draws(force, draft_len)
         return counter, sampled.limited(counts(force, draft_len, counter or 0, len(sampled.generations)))
 
-    def _maps(self, forward: Batch | DraftCall, batch: Batch, phase: str, *, updated: bool) -> Fields:
-        """What a forward must find beside the lengths, by backend and worker."""
+    def _maps(self, forward: Batch | DraftCall, host: Batch, phase: str, *, updated: bool) -> Fields:
+        """What a forward must find beside the lengths, by backend and worker; what is skipped the host decides."""
         maps = derived(forward, self._config, updated=updated) | seen_compressed(forward, self._config)
-        maps |= indexed(batch, self._config) if forward is batch else {}
+        maps |= indexed(forward, self._config) if isinstance(forward, Batch) else {}
         maps |= backend_fields.tables(forward, self._config)
-        return maps | selection(forward, batch, self._config, graph=phase != "eager") | masks(forward, self._config)
+        return maps | selection(forward, host, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
         """The requests of the batch, one turn later; dummies have none."""
@@ -171,17 +244,20 @@ class Session:
             turned[row.request] = history.after(turn, row.text)
         return turned
 
-    def _updated(self, batch: Batch, after: Mapping[int, History]) -> Fields:
-        generations = [row for row in batch.generations if row.request is not None]
+    def _updated(self, flight: Flight, held: Mapping[int, int]) -> Substep:
+        """What sampler and managers make of a step. Rows of requests that ended while it ran are nobody's."""
+        batch, after = flight.batch, flight.after
+        generations = [row for row in batch.generations if row.request in after]
         started = {i: history for i, history in after.items() if history.started}
-        fields = self._ledger(started) | self._caches(started) | self._owners(started)
+        fields = self._ledger(held, started) | self._caches(started) | self._owners(held)
         if self._config.traits.tree:
             fields["draft_tree"] = {i: list(history.drafts.parents) for i, history in started.items()}
-        return fields | {
+        fields |= {
             "emitted": {i: history.emitted for i, history in started.items()},
             "py_rewind_len": {row.request: kv_cache.rewound(row, batch.width) for row in generations},
             "py_num_accepted_draft_tokens": {row.request: len(row.accepted) - 1 for row in generations},
         }
+        return Substep(UPDATED, 0, flight.phase, fields | flight.together)
 
     def _caches(self, histories: Mapping[int, History]) -> Fields:
         """Contents of the caches. The indexer of a sparse backend is given each token that its model is given."""
@@ -197,28 +273,30 @@ class Session:
         sparse = self._config.index_topk > 0
         return kept | ({"target_indexer_kv": target, "draft_indexer_kv": kept["draft_kv"]} if sparse else {})
 
-    def _failed(self, batch: Batch, outcome: str) -> Fields:
+    def _failed(self, batch: Batch, host: HostView, outcome: str) -> Fields:
         fields = attention_metadata.failed(batch) | masks(batch, self._config)
-        if self._worker.returns_kv_lens:
+        # Whether it was corrected before the failure is not known.
+        if self._worker.returns_kv_lens and host.batch.kv_lens == batch.kv_lens:
             fields["kv_lens_cuda"] = batch.kv_lens
         # What becomes of the pages when the run ends is nobody's concern.
-        return fields if outcome == "fatal" else fields | self._ledger(self._active) | self._owners(self._active)
+        held = _held(self._active)
+        return fields if outcome == "fatal" else fields | self._ledger(held, self._active) | self._owners(held)
 
-    def _ledger(self, histories: Mapping[int, History]) -> Fields:
-        """What is kept for requests that have started, and for no other."""
+    def _ledger(self, held: Mapping[int, int], histories: Mapping[int, History]) -> Fields:
+        """What is kept for requests that have started, and for no other; ``held`` KV tokens of each."""
         started = {i: history for i, history in histories.items() if history.started}
-        fields = kv_cache.ledgers({i: history.kv_tokens for i, history in started.items()}, self._config)
+        fields = kv_cache.ledgers(held, self._config)
         if self._config.use_relaxed_acceptance_for_thinking:
             delta = round(self._config.relaxed_delta, 6)
             deltas = {i: delta if history.is_thinking else 0 for i, history in started.items()}
             fields |= {"relaxed_delta": deltas, "relaxed_delta_left": []}
         return fields | matchers(started, self._config)
 
-    def _owners(self, histories: Mapping[int, History]) -> Fields:
+    def _owners(self, held: Mapping[int, int]) -> Fields:
         """Who has a suffix automaton: every request from its first chunk to its end, and no dummy."""
         if self._config.traits.draft_model and not self._config.sa_threshold:
             return {}
-        return {"sa_requests": sorted(i for i, history in histories.items() if history.started)}
+        return {"sa_requests": sorted(held)}
 
     def _outcome(self, step: Step) -> str:
         """Upstream survives lack of memory in general warm-up, and in serving what its error budget allows."""
@@ -235,6 +313,17 @@ class Session:
         """A failure ends every request that has started or was about to; those still queued are left."""
         batch = {row.request for row in step.rows}
         return {i: history for i, history in self._active.items() if not history.started and i not in batch}
+
+
+def _held(histories: Mapping[int, History], launched: Batch | None = None) -> dict[int, int]:
+    """KV tokens of each request that has started; of those ``launched`` nothing has been taken back yet."""
+    flying = {row.request for row in launched.rows} if launched else set()
+    started = {i: history for i, history in histories.items() if history.started}
+    return {i: history.kv_tokens + (history.turns[-1].rewound if i in flying else 0) for i, history in started.items()}
+
+
+def _without(histories: Mapping[int, History], finished: Collection[int]) -> dict[int, History]:
+    return {i: history for i, history in histories.items() if i not in finished}
 
 
 def _phases(step: Step, config: Config) -> list[str]:

@@ -12,10 +12,13 @@ def granted(row: Row, first_turn: bool, width: int, config: Config) -> int:
     """KV tokens granted for a row before its forward, by either manager.
 
     The first chunk of a prompt gets the whole prompt, room for the draft loop and for ``width`` drafts; later
-    chunks get nothing, a generation one token and its drafts.
+    chunks get nothing, a generation one token and its drafts. Under the overlap scheduler, which supposes that all
+    drafts of the last step are accepted, a first chunk has room for the most drafts that a step can have.
     """
     if not row.is_context:
         return 1 + width
+    if config.overlap:
+        width = config.tokens_per_gen_step(config.max_draft_len) - 1
     return row.prompt_len + config.num_extra_kv_tokens + width if first_turn else 0
 
 

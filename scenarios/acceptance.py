@@ -15,6 +15,7 @@ VARIANTS: Final = (
     "guided_decoding",
     "use_relaxed_acceptance_for_thinking",
     "attention_dp_size",
+    "overlap",
 )
 """Fields of ``Config`` that ask for another way than upstream's usual one; strategies draw those that an engine has."""
 

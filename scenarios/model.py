@@ -270,6 +270,9 @@ class Config:
                             back: what a page is called then is not where it lies
     sa_threshold      from which match length on a suffix automaton's drafts take the place of the model's (upstream:
                       ``sa_config.threshold``); 0 without automata beside the model
+    overlap           whether a step is launched before the host knows what the last one came to (upstream:
+                      ``disable_overlap_scheduler`` off). The host then counts all rows of that step as accepted, and
+                      the device takes back what was not
     attention_dp_size ranks of attention data parallelism, each with requests of its own
     attention_dp_rank which of them this engine is
     """
@@ -301,6 +304,10 @@ class Config:
     host_offload: bool = False
     attention_dp_size: int = 1
     attention_dp_rank: int = 0
+    sa_threshold: int = 0
+    window_size: int = 0
+    compress_ratios: tuple[int, ...] = ()
+    overlap: bool = False
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:
@@ -308,10 +315,6 @@ class Config:
         target = self.num_blocks, self.tokens_per_block
         draft = self.draft_num_blocks, self.draft_tokens_per_block
         return (target, draft) if self.use_separate_draft_kv_cache else (target,)
-
-    sa_threshold: int = 0
-    window_size: int = 0
-    compress_ratios: tuple[int, ...] = ()
 
     @property
     def shares_target_kv(self) -> bool:
@@ -432,6 +435,9 @@ class Peer:
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One iteration of the executor: contexts first, then generations, in this order.
+
+    With ``Config.overlap`` one without rows only processes the step in flight, and a request may have a row in the step
+    after the one that it finished with: the host does not know yet, and the row is wasted.
 
     draft_len   runtime draft length K of the step: drafts verified per generation and drafts made
     finish      requests that end after the step

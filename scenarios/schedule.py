@@ -10,25 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scenarios import forced_acceptance as forced
-from scenarios.acceptance import check_acceptance, check_request, check_row, relaxes
-from scenarios.backends import check_backend, check_phase
-from scenarios.caches import check_caches, check_pools, pages
-from scenarios.errors import ScenarioError, closest, outside
+from scenarios.acceptance import check_request, check_row, relaxes
+from scenarios.backends import check_phase
+from scenarios.caches import check_pools, pages
+from scenarios.errors import ScenarioError, outside
 from scenarios.errors import require as _require
-from scenarios.model import (
-    BACKENDS,
-    WORKERS,
-    Config,
-    Context,
-    FaultKind,
-    Generation,
-    Phase,
-    Request,
-    Scenario,
-    Step,
-)
-from scenarios.ranks import check_ranks, check_ranks_config
-from scenarios.trees import check_tree
+from scenarios.limits import check_config
+from scenarios.model import Config, Context, FaultKind, Generation, Phase, Request, Scenario, Step
+from scenarios.overlap import check_idle
+from scenarios.ranks import check_ranks
 
 
 @dataclass(frozen=True)
@@ -38,7 +28,10 @@ class RowPlan:
     past      tokens cached before the step (upstream: ``num_cached_tokens_per_seq``)
     query     rows it feeds to the target (upstream: ``seq_lens``)
     accepted  tokens that the step commits, the target's own included (0 for a non-final chunk)
-    granted   KV tokens granted to the request once the step is prepared
+    granted   KV tokens granted to the request once the step is prepared; with overlap, what its step in flight will
+              give back is still among them
+    ahead     tokens by which the host takes ``past`` for more: it counts all rows of the step in flight as accepted
+    wasted    its request has ended, as the host will learn while this step is in flight: nothing of it counts
     """
 
     request: int | None
@@ -47,6 +40,13 @@ class RowPlan:
     query: int
     accepted: int
     granted: int
+    ahead: int = 0
+    wasted: bool = False
+
+    @property
+    def host_past(self) -> int:
+        """Tokens that the host takes for cached before the step."""
+        return self.past + self.ahead
 
 
 @dataclass
@@ -62,58 +62,23 @@ class RequestState:
     """How many of them the target accepts."""
     thinking: bool = False
     active: bool = True
+    ahead: int = 0
+    """With overlap: tokens by which the host takes ``past`` for more, while its last step is in flight."""
+    rewind: int = 0
+    """With overlap: granted tokens that this step will give back."""
+    ending: bool = False
+    """With overlap: it ends when this step is processed."""
 
     @property
     def in_context(self) -> bool:
         """Whether prompt tokens are still to be computed."""
         return self.past < self.prompt_len
 
-
-_LIMITS = {
-    "max_draft_len": (1, 31),
-    "tokens_per_block": (1, 256),
-    "num_blocks": (1, 16_384),
-    "max_num_requests": (1, 256),
-    "max_num_tokens": (1, 16_384),
-    "max_seq_len": (2, 4096),
-    "graph_warmup_runs": (0, 16),
-    "error_budget": (0, 1_000_000),
-    "seed": (0, 2**31 - 1),
-    "index_topk": (0, 4096),
-    "dynamic_tree_max_topK": (0, 16),
-    "max_total_draft_tokens": (0, 255),
-    "attention_dp_size": (1, 64),
-    "attention_dp_rank": (0, 63),
-    "force_num_accepted_tokens": (0, 32),
-    "relaxed_topk": (0, 8),
-    "draft_num_blocks": (0, 16_384),
-    "draft_tokens_per_block": (0, 256),
-    "sa_threshold": (0, 4096),
-    "window_size": (0, 4096),
-}
-"""Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
-
-
-def check_config(config: Config) -> None:
-    """Raise ``ScenarioError`` unless worker and backend are known and each number is within its limits."""
-    # Looking for the closest name costs more than all other checks together, so only where it is needed.
-    if config.worker not in WORKERS:
-        problem = f"no worker is called {config.worker!r}"
-        raise ScenarioError("config.worker", problem, closest(config.worker, WORKERS))
-    if config.attention_backend not in BACKENDS:
-        problem = f"no attention backend is called {config.attention_backend!r}"
-        raise ScenarioError("config.attention_backend", problem, closest(config.attention_backend, BACKENDS))
-    for name, (low, high) in _LIMITS.items():
-        value = getattr(config, name)
-        if not value >= low:
-            raise ScenarioError(f"config.{name}", f"{value} is too small", f"write {low} or more")
-        if value > high:
-            raise ScenarioError(f"config.{name}", f"{value} is too large", f"write at most {high}")
-    check_backend(config)
-    check_tree(config)
-    check_acceptance(config)
-    check_caches(config)
-    check_ranks_config(config)
+    def land(self) -> None:
+        """The step in flight has been processed."""
+        self.granted -= self.rewind
+        self.active = self.active and not self.ending
+        self.ahead, self.rewind, self.ending = 0, 0, False
 
 
 class Schedule:
@@ -122,6 +87,7 @@ class Schedule:
     ``requests`` maps the id of each request that has entered to its ``RequestState``; ``graphs`` holds the
     (batch size, draft length) pairs captured so far; ``over`` says that a fatal failure ended the run; ``counter``
     is how far forced acceptance has walked through its pool, None once a failed step may have moved it or not.
+    ``in_flight``, with overlap, says that the host has yet to process the last step.
     """
 
     def __init__(self, config: Config, requests: tuple[Request, ...] = ()) -> None:
@@ -133,6 +99,7 @@ class Schedule:
         self.counter: int | None = 0
         self.serving = False
         self.over = False
+        self.in_flight = False
         for i, request in enumerate(requests):
             self.add(request, f"requests[{i}]")
 
@@ -171,7 +138,7 @@ class Schedule:
         other.requests = {i: RequestState(**vars(s)) for i, s in self.requests.items()}
         other.graphs = set(self.graphs)
         other.failures, other.serving, other.over = self.failures, self.serving, self.over
-        other.counter = self.counter
+        other.counter, other.in_flight = self.counter, self.in_flight
         return other
 
     @property
@@ -193,12 +160,25 @@ class Schedule:
         """Draft slots of a generation row (upstream: length of ``py_draft_tokens``)."""
         return self.config.tokens_per_gen_step(draft_len) - 1
 
+    def context_width(self, draft_len: int) -> int:
+        """Draft slots for which a prompt is granted room: with overlap those of the longest drafts.
+
+        The host counts all rows of a step in flight, and the draft length may have grown since the first chunk.
+        """
+        return self.draft_width(self.config.max_draft_len if self.config.overlap else draft_len)
+
+    def end(self, request: int) -> None:
+        """Let a request end with the last step; with overlap, when that has been processed."""
+        state = self.requests[request]
+        state.active, state.ending = self.in_flight, self.in_flight
+
     def plan(self, step: Step, field: str = "step") -> list[RowPlan]:
         """Lengths of the rows of ``step`` if it came next; raise ``ScenarioError`` if it could not."""
         config, traits = self.config, self.config.traits
         k = step.draft_len
         _require(not self.over, field, "an earlier fault ended the run", "remove this step or that fault")
-        _require(bool(step.rows), field, "the batch is empty", "add a context or a generation")
+        if not step.rows:
+            check_idle(config, step, self.in_flight, field)
         low = config.min_draft_len
         _require(
             low <= k <= config.max_draft_len,
@@ -235,33 +215,51 @@ class Schedule:
             return rows
         if step.phase is Phase.CAPTURE:
             self.graphs.add((len(rows), step.draft_len))
+        for plan in rows:
+            if plan.request is not None:
+                self.requests[plan.request].granted = plan.granted
+        self._land()
+        self.in_flight = self.config.overlap and self.serving and bool(rows)
         for row, plan in zip(step.rows, rows, strict=True):
-            if plan.request is None:
-                continue
-            state = self.requests[plan.request]
-            state.granted = plan.granted
-            if plan.is_context:
-                state.past += plan.query
-                made = step.draft_len if self.config.traits.drafts_for_contexts else 0
-            else:
-                state.past += plan.accepted
-                # The step granted 1 + width tokens; what was not accepted is rewound.
-                state.granted -= self.draft_width(step.draft_len) - (plan.accepted - 1)
-                made = step.draft_len
-            state.drafts, state.agree = made, row.agree
-            if state.thinking and relaxes(self.config):
-                state.agree += row.near
+            if plan.request is not None and not plan.wasted:
+                self._move(self.requests[plan.request], row, plan, step.draft_len)
         for request in step.finish:
-            self.requests[request].active = False
+            self.end(request)
         return rows
 
+    def _move(self, state: RequestState, row: Context | Generation, plan: RowPlan, draft_len: int) -> None:
+        """What the step has made of a request."""
+        if plan.is_context:
+            state.past += plan.query
+            made = draft_len if self.config.traits.drafts_for_contexts else 0
+        else:
+            state.past += plan.accepted
+            # The step granted 1 + width tokens; what was not accepted is rewound.
+            state.rewind = self.draft_width(draft_len) - (plan.accepted - 1)
+            made = draft_len
+        if self.in_flight and plan.accepted:
+            state.ahead = self.config.tokens_per_gen_step(draft_len) - plan.accepted
+        if not self.in_flight:
+            state.land()
+        state.drafts, state.agree = made, row.agree
+        if state.thinking and relaxes(self.config):
+            state.agree += row.near
+
+    def _land(self) -> None:
+        """What was in flight has been processed."""
+        for state in self.requests.values():
+            state.land()
+
     def _fail(self, step: Step) -> None:
+        """What was in flight is lost, as every request in it has failed."""
         assert step.fault is not None
+        self.in_flight = False
         if not self.tolerates(step):
             self.over = True
         elif step.phase is not Phase.WARMUP:
             self.failures += 1
             for state in self.requests.values():
+                state.land()
                 # Upstream fails every active request; those still queued without a page are not active yet.
                 state.active = state.active and state.granted == 0 and state.past == 0
             for row in step.rows:
@@ -315,8 +313,9 @@ class Schedule:
             f"{row.chunk} is a part of the prompt, and {config.worker} computes it in one",
             f"write {left}",
         )
-        granted = state.granted or state.prompt_len + config.num_extra_kv_tokens + self.draft_width(step.draft_len)
-        return RowPlan(row.request, True, state.past, row.chunk, int(row.chunk == left), granted)
+        first_grant = state.prompt_len + config.num_extra_kv_tokens + self.context_width(step.draft_len)
+        accepted, granted = int(row.chunk == left), state.granted or first_grant
+        return RowPlan(row.request, True, state.past, row.chunk, accepted, granted, wasted=state.ending)
 
     def _plan_generation(self, step: Step, row: Generation, field: str) -> RowPlan:
         config, k = self.config, step.draft_len
@@ -349,7 +348,8 @@ class Schedule:
             "list it under contexts until its prompt is done",
         )
         accepted = 1 + min(state.agree, state.drafts, k)
-        return RowPlan(row.request, False, state.past, query, accepted, state.granted + 1 + self.draft_width(k))
+        granted = state.granted + 1 + self.draft_width(k)
+        return RowPlan(row.request, False, state.past, query, accepted, granted, state.ahead, state.ending)
 
     def _force_acceptance(self, step: Step, rows: list[RowPlan], field: str) -> list[RowPlan]:
         """``rows`` with what generations accept by force; none may accept a draft that the target disagrees with."""
@@ -426,7 +426,7 @@ class Schedule:
             "shorten chunks or remove rows",
         )
         for i, row in enumerate(rows):
-            longest = row.past + row.query + config.num_extra_kv_tokens
+            longest = row.host_past + row.query + config.num_extra_kv_tokens
             if longest > config.max_seq_len:
                 raise ScenarioError(
                     step.row_field(i, field),
@@ -453,7 +453,7 @@ class Schedule:
         for i, request in enumerate(step.finish):
             state = self.requests.get(request)
             _require(
-                state is not None and state.active and (state.past > 0 or request in in_batch),
+                state is not None and state.active and not state.ending and (state.past > 0 or request in in_batch),
                 f"{field}.finish[{i}]",
                 f"request {request} is not active",
                 "name a request that has run and not ended",

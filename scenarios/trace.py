@@ -10,7 +10,8 @@ verified    the worker has accepted draft tokens (not in a replay, where no Pyth
 saved       ``prepare_for_spec_dec`` has returned (not in a replay)
 draft[i]    the i-th call of the draft model is about to start, with its inputs (not in a replay)
 restored    the worker's forward has returned, with its outputs (once per run)
-updated     sampler and KV-cache manager are updated (once per step, served or start-up)
+updated     sampler and KV-cache manager are updated (once per step, served or start-up); with overlap after the
+            next step's forward, or when the run ends, and never if the next step fails
 failed      the step ended in an exception and the executor has handled it (instead of the rest)
 =========== ================================================================================================
 
@@ -48,7 +49,8 @@ FIELDS: Final[dict[str, str]] = {
     "num_tokens": "host int",
     "_seq_lens": "host int32 [n]",
     "_seq_lens_cuda": "device int32 [n]",
-    "kv_lens_cuda": "device int32, first n: KV length of each row, this step's tokens included",
+    "kv_lens_cuda": "device int32, first n: KV length of each row, this step's tokens included; with overlap that of "
+    "the host until the forward starts (in a replay: until it has run)",
     "host_request_types": "host int32, first n: 0 context, 1 generation",
     "use_spec_decoding": "host bool",
     "all_rank_num_tokens": "host list of int, or None",
@@ -73,6 +75,12 @@ FIELDS: Final[dict[str, str]] = {
     "draft_tokens": "device int32 [G * (tokens_per_gen_step - 1)]: drafts to verify, flat",
     "runtime_draft_len": "host int",
     "runtime_tokens_per_gen_step": "host int",
+    # The overlap scheduler (config.overlap): prepared. g generations, w rows each.
+    "previous_batch_indices": "device int64 [g]: row of the step in flight that each one continues, -1 without one",
+    "previous_kv_lens_offsets_cuda": "device int32 [g]: what the forward adds to its KV length",
+    "previous_pos_id_offsets_cuda": "device int32 [g * w]: what the forward adds to the position of each of its rows",
+    # Copies to the device whose source was rewritten before they had certainly run: restored, updated, failed.
+    "racing_copies": "names of such copies that were not reported before",
     # Attention data parallelism, of the spec metadata: prepared, several ranks.
     "spec_all_rank_num_tokens": "host list of int: spec_num_tokens of every rank",
     "all_rank_num_seqs": "host list of int: sequences of every rank",
@@ -80,7 +88,7 @@ FIELDS: Final[dict[str, str]] = {
     "subseq_all_rank_num_tokens": "host list of int: tokens of every rank in draft calls of one token per sequence",
     # Inputs of the forward that is about to run: prepared (target), draft[i] (draft model).
     "input_ids": "device int32 [rows]",
-    "position_ids": "device int32 [rows]",
+    "position_ids": "device int32 [rows]; with overlap the host's at prepared, and also at entered and restored",
     "hidden_states": "device int64 [rows] (tracer digests); draft[i] of workers that feed hidden states",
     "draft_all_rank_num_tokens": "host: the all_rank_num_tokens argument of the draft call, if it has one",
     # Sparse attention (DSA): prepared, entered, draft[i]; rows of this forward, t = num_tokens, g = num_generations.

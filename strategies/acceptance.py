@@ -8,6 +8,7 @@ from typing import Final
 
 from scenarios import Config
 from scenarios import forced_acceptance as forced
+from scenarios.overlap import overlaps_on
 from strategies.choices import Draw, choose, digits, pick
 
 _FORCES: Final = (*(0.0,) * 9, 1.0, 0.5, 1.5, 2.75, 3.0, 0.25, 32.0)
@@ -19,6 +20,7 @@ _RELAXED: Final = (*((0, 0.0),) * 9, (2, 0.5), (2, 0.5), (4, 0.5), (1, 0.5), (2,
 _THINKING: Final = (False, True, True)
 _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
+_OVERLAP: Final = (False, False, False, True)
 
 
 def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Config:
@@ -35,7 +37,13 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     alone = guided or topk > 0
     forces = config.traits.drafts_for_contexts and not alone
     threshold = choose(draw, _THRESHOLDS) if "sa_threshold" in variants else 0
+    overlap = choose(draw, _OVERLAP) if "overlap" in variants else False
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
+    rank = pick(draw, ranks)
+    if overlap and overlaps_on(config.attention_backend):
+        # What it is not combined with gives way, though drawn, too.
+        vocabulary = vocabulary and config.traits.draft_vocab
+        return replace(config, draft_vocab_map=vocabulary, host_offload=False, overlap=True)
     return replace(
         config,
         force_num_accepted_tokens=force if forces else 0.0,
@@ -46,7 +54,7 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         relaxed_delta=delta,
         sa_threshold=threshold if config.traits.sa_enhancer and not alone and not config.shares_target_kv else 0,
         attention_dp_size=ranks,
-        attention_dp_rank=pick(draw, ranks),
+        attention_dp_rank=rank,
     )
 
 

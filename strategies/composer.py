@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from scenarios import Config, Phase, Request, Scenario, Schedule, Step
 from scenarios import forced_acceptance as forced
@@ -19,6 +20,10 @@ from strategies.startup import draw_dummies
 
 Record = Callable[[Scenario], Mapping[str, int]]
 """Runs a scenario without faults and returns the sites of its last step: site -> occurrences."""
+
+
+_IDLE: Final = 12
+"""One of so many steps is an iteration that only processes the step in flight."""
 
 
 class Composer:
@@ -65,13 +70,15 @@ class Composer:
         scenario = self.scenario()
         known = not forced.draws(scenario.config.force_num_accepted_tokens, step.draft_len)
         sites = record(replace(scenario, steps=(*scenario.steps, step))) if known or last else {}
-        if sites:
+        if sites and step.rows:
             self._append(replace(step, fault=draw_fault(draw, sites, kinds[step.phase])))
         else:
             self._succeed(draw, step)
 
     def _succeed(self, draw: Draw, step: Step) -> None:
         self._append(step)
+        if not step.rows:
+            return
         self._finish(self._draw_finish(draw))
         if not self._can_go_on():
             self._finish(self._started)
@@ -86,23 +93,30 @@ class Composer:
             last = self.steps[-1]
             self.steps[-1] = replace(last, finish=(*last.finish, *requests))
             for request in requests:
-                self.schedule.requests[request].active = False
+                self.schedule.end(request)
 
     @property
     def _started(self) -> list[int]:
-        return [r for r, s in self.schedule.requests.items() if s.active and s.past]
+        return [r for r, s in self.schedule.requests.items() if s.active and not s.ending and s.past]
 
     def _can_go_on(self) -> bool:
-        """Whether a request could run in the next step, or a new one enter."""
+        """Whether a request could run in the next step, or a new one enter; if need be after an idle iteration."""
         least = least_draft_len(self.schedule.config)
-        return Room(self.schedule, least).takes_prompt or runnable(self.schedule, least)
+        schedules = [self.schedule]
+        if self.schedule.in_flight:
+            landed = self.schedule.fork()
+            landed.advance(Step(draft_len=least))
+            schedules.append(landed)
+        return any(Room(schedule, least).takes_prompt or runnable(schedule, least) for schedule in schedules)
 
     def _draw_finish(self, draw: Draw) -> list[int]:
         """One request or all of them; mostly none."""
         started = self._started
         if not started:
             return []
-        choice = pick(draw, 8 * len(started) + 8)
+        # With overlap what follows an end is worth more than what goes on.
+        rarely = 3 if self.schedule.in_flight else 8
+        choice = pick(draw, rarely * len(started) + rarely)
         return started if choice == len(started) + 1 else started[choice - 1 : choice] if choice else []
 
     def _draw_rows(self, draw: Draw, phase: Phase | None) -> Step:
@@ -121,6 +135,8 @@ class Composer:
 
     def _draw_served(self, draw: Draw, draft_len: int, *, replay: bool) -> Step:
         sizes: tuple[int, ...] = ()
+        if self.schedule.in_flight and pick(draw, _IDLE) == _IDLE - 1:
+            return Step(draft_len=draft_len)
         idle = draw_idle(draw, self.schedule, draft_len)
         if idle is not None:
             return idle
@@ -130,6 +146,9 @@ class Composer:
         if not layout.contexts and not layout.generations:
             draft_len, sizes = least_draft_len(self.schedule.config), ()
             layout = self._draw_layout(draw, draft_len, sizes)
+        if not layout.contexts and not layout.generations:
+            # All pages are those of requests that end with the step in flight, or that it has yet to give back.
+            return Step(draft_len=draft_len)
         # Generations that fit one by one need not fit together, so there may be fewer than a graph has.
         replayed = not layout.contexts and len(layout.generations) in sizes
         step = Step(

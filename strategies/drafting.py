@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from scenarios import Config
-from scenarios.schedule import check_config
+from scenarios.limits import check_config
 from strategies.choices import Draw, choose, digits, in_range, pick
 from strategies.sizes import draft_lens
 

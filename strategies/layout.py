@@ -44,6 +44,7 @@ class Room:
         self.config = config
         self.extra = config.num_extra_kv_tokens
         self.width = schedule.draft_width(draft_len)
+        self.prompt_width = schedule.context_width(draft_len)
         self.fed = config.tokens_per_gen_step(draft_len)
         self.rows = config.max_num_requests
         self.tokens = config.max_num_tokens
@@ -57,7 +58,7 @@ class Room:
         config = self.config
         if not self.rows or not self.tokens:
             return 0
-        in_pool = self._hold(self.pages) - self.extra - self.width
+        in_pool = self._hold(self.pages) - self.extra - self.prompt_width
         longest = min(in_pool, config.max_seq_len - self.extra)
         return longest if config.traits.chunked_prefill else min(longest, self.tokens)
 
@@ -82,11 +83,11 @@ class Room:
 
     def start(self, prompt_len: int) -> None:
         """Grant the pages of a whole prompt."""
-        self._grant(self._pages(prompt_len + self.extra + self.width))
+        self._grant(self._pages(prompt_len + self.extra + self.prompt_width))
 
     def start_dummy(self, past: int) -> None:
         """Grant the pages and take the rows of a dummy generation."""
-        self.start(past + 1)
+        self._grant(self._pages(past + 1 + self.extra + self.width))
         self.take(self.fed)
 
     def take(self, tokens: int) -> None:
@@ -106,7 +107,7 @@ class Room:
         return (
             self.rows > 0
             and self.tokens >= self.fed
-            and state.past + self.fed + self.extra <= config.max_seq_len
+            and state.past + state.ahead + self.fed + self.extra <= config.max_seq_len
             and all(map(le, self._growth(state), self.pages))
         )
 

@@ -30,7 +30,7 @@ from scenarios import (
     kept_in_step,
 )
 from scenarios.backends import runs_on
-from scenarios.schedule import check_config
+from scenarios.limits import check_config
 from scenarios.trees import most_nodes
 from strategies.composer import Record
 
@@ -136,6 +136,7 @@ def _variant(random: Random, name: str) -> dict[str, Any]:
         "sa_threshold": random.randint(1, 16),
         "draft_vocab_map": True,
         "guided_decoding": True,
+        "overlap": True,
     }
     return {name: numbers[name]} if name in numbers else {}
 
@@ -187,7 +188,7 @@ class _Plain:
 
     def _fault(self, step: Step) -> Fault | None:
         """One of the sites in one of two steps; None where the step does not pass it so often."""
-        if self.record is None or self.random.random() < 0.5:
+        if self.record is None or not step.rows or self.random.random() < 0.5:
             return None
         site, occurrence = self.random.choice(self.sites), self.random.randint(1, _OCCURRENCES)
         kind = self.random.choice(list(FaultKind))

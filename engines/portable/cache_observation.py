@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -19,6 +19,20 @@ _CONTENT: Final = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_
 """What the pools hold, in order; a dense backend has the first two, vanilla MTP others."""
 
 Fields = dict[str, Any]
+
+
+class Committed(Protocol):
+    """A request, and how many of its tokens are in the cache."""
+
+    @property
+    def py_request_id(self) -> int:
+        """Its id."""
+        ...
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens whose entries are to be read."""
+        ...
 
 
 class CacheObserver:
@@ -58,8 +72,8 @@ class CacheObserver:
         return fields
 
     def ledger(self) -> Fields:
-        """What each manager has granted, of the active requests."""
-        requests = self._executor.active_requests
+        """What each manager has granted, of the active requests and those in flight."""
+        requests = self._executor.held_requests
         fields: Fields = {}
         for prefix, manager in self._managers:
             fields |= {
@@ -74,7 +88,7 @@ class CacheObserver:
         told = self._executor.kv_connector
         return {"connector_block_ids": {i: told.get_block_ids(i) for i in self._executor.active_requests}}
 
-    def content(self, requests: Iterable[LlmRequest]) -> Fields:
+    def content(self, requests: Iterable[Committed]) -> Fields:
         """Entries of the committed slots of each request, in every pool."""
         used = {r.py_request_id: r.num_cached_tokens for r in requests}
         if self._config.compress_ratios:

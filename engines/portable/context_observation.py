@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.cache_observation import Committed
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 
 
@@ -22,7 +22,7 @@ class DraftContext(Protocol):
         """Inputs of the draft call."""
         ...
 
-    def content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, list[list[int]]]]:
+    def content(self, requests: Iterable[Committed]) -> dict[str, dict[int, list[list[int]]]]:
         """Position and value of each committed column of each request."""
         ...
 
@@ -47,7 +47,7 @@ class ContextObserver:
             "num_ctx_per_req": kwargs["num_ctx_per_req"].tolist(),
         }
 
-    def content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, list[list[int]]]]:
+    def content(self, requests: Iterable[Committed]) -> dict[str, dict[int, list[list[int]]]]:
         """Position and value of each committed column of each request."""
         lens = {request.py_request_id: request.num_cached_tokens for request in requests}
         rows = zip(lens.items(), self._slots.get_slots(list(lens)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import ref
 
@@ -12,9 +13,10 @@ from engines.portable import cache_observation, compressed_observation
 from engines.portable._utils import is_current_stream_capturing
 from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
-from engines.portable.cache_observation import CacheObserver
+from engines.portable.cache_observation import CacheObserver, Committed
 from engines.portable.compressed_observation import CompressedObserver
 from engines.portable.context_observation import DraftContext
+from engines.portable.copies import HostCopies
 from engines.portable.page_observation import device_page_fields, host_page_fields
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
@@ -42,6 +44,9 @@ Fields = dict[str, Any]
 _IDENTITY = ("_seq_lens", "_seq_lens_cuda", "kv_lens_cuda", "host_request_types", *cache_observation.IDENTITY)
 _WORKER_STATE = ("_spec_dec_attn_metadata", "_kv_rewind_pending", "_ctx_len_restore_pending")
 """Worker attributes that say whether something is still to be put back."""
+
+_PREVIOUS: Final = ("previous_kv_lens_offsets_cuda", "previous_pos_id_offsets_cuda")
+"""Buffers of the overlap scheduler whose addresses are part of graphs."""
 
 _PLAIN: Final = (type(None), bool, int, str, tuple)
 """Values, which objects share without having anything in common."""
@@ -86,16 +91,34 @@ def _cut(rows: Tensor, lens: Iterable[int]) -> list[list[int]]:
     return [row[:n] for row, n in zip(rows.tolist(), lens)]
 
 
+@dataclass(frozen=True)
+class _InFlight:
+    """With overlap: what is to be said of a step once it is processed, and what its forward left in the pools."""
+
+    batch: ScheduledRequests
+    phase: str
+    content: Fields
+
+
 class Observer:
     """Collects the sub-steps of one step after the other.
+
+    With the overlap scheduler the last sub-step of a step is only seen during the next one: ``take_landed`` has it.
 
     While a CUDA graph is being captured nothing on the device can be read, and what is recorded has not run yet:
     device fields of that forward are read at its start and once the graph has run.
 
-    ``context`` reads what a drafter with a context of its own keeps.
+    ``context`` reads what a drafter with a context of its own keeps; ``copies`` watches copies to the device.
     """
 
-    def __init__(self, config: Config, executor: PyExecutor, worker: Any, context: DraftContext | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        executor: PyExecutor,
+        worker: Any,
+        context: DraftContext | None = None,
+        copies: HostCopies | None = None,
+    ) -> None:
         self._config = config
         self._executor = executor
         self._device = executor.kv_cache_manager.device
@@ -104,6 +127,7 @@ class Observer:
         self._label = Labels()
         self._sparse, sparse_tensors = _sparse_observer(config, executor)
         self._context = context
+        self._copies = copies
         self._objects = (*_IDENTITY, *sparse_tensors)
         self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
         self._substeps: list[Substep] = []
@@ -113,6 +137,9 @@ class Observer:
         self._drafts = 0
         self._attn_metadata: Any = None
         self._spec_metadata: Any = None
+        self._position_ids: Any = None
+        self._in_flight: _InFlight | None = None
+        self._landed: Substep | None = None
 
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
         """A step is about to start."""
@@ -122,6 +149,15 @@ class Observer:
     def substeps(self) -> tuple[Substep, ...]:
         """Sub-steps of the step so far."""
         return tuple(self._substeps)
+
+    def launched(self, batch: ScheduledRequests, committed: Sequence[Committed]) -> None:
+        """A step has been launched that is to be processed with the next: remember what its forward left."""
+        self._in_flight = _InFlight(batch, self._phase_of(0), self._content(committed))
+
+    def take_landed(self) -> Substep | None:
+        """The last sub-step of the step that was in flight, once."""
+        landed, self._landed = self._landed, None
+        return landed
 
     def prepared(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the inputs were prepared."""
@@ -144,6 +180,7 @@ class Observer:
             **prepared_fields(spec, n),
             **caches,
             **self._caches.tables(attn),
+            **self._previous(),
         )
         if self._sparse is not None:
             fields.update(self._sparse.prepared_fields(attn), **self._sparse.full_fields(attn))
@@ -153,15 +190,18 @@ class Observer:
     def entered(self, args: Any, kwargs: Any) -> None:
         """Before a forward of the model; that of a capture was entered when the capture began."""
         if not is_current_stream_capturing():
-            self._enter()
+            self._enter(kwargs["position_ids"])
 
     def capture_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is captured: the last moment at which a device could be read."""
-        self._enter()
+        self._enter(args[2]["position_ids"])
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is replayed."""
-        self._enter()
+        given = args[1]["position_ids"]
+        self._enter(given)
+        static = self._executor.model_engine.cuda_graph_runner.static_inputs["position_ids"]
+        self._position_ids = static[..., : given.shape[-1]]
 
     def verified(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the worker accepted drafts."""
@@ -216,30 +256,34 @@ class Observer:
 
     def updated(self, args: Any, kwargs: Any) -> None:
         """Before the requests that are finished end."""
-        requests = self._executor.active_requests
-        generations = [r for r in self._batch.generation_requests if not r.is_dummy]
+        requests, flight = self._executor.active_requests, self._in_flight
+        batch = self._batch if flight is None else flight.batch
+        generations = [r for r in batch.generation_requests if not (r.is_dummy or r.is_finished)]
         fields = self._caches.ledger()
         fields.update(
             emitted={i: list(r.generated) for i, r in requests.items()},
             py_rewind_len={r.py_request_id: r.py_rewind_len for r in generations},
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
             **self._caches.connector(),
-            **self._caches.content(requests.values()),
-            **spec_fields(self._executor.spec_resource_manager, requests),
+            **(self._content(requests.values()) if flight is None else flight.content),
             **collectives(self._executor.model_engine.dist),
             **slot_fields(self._executor.spec_resource_manager),
             **matchers(self._executor.guided_decoder),
             **relaxed_deltas(self._executor.spec_resource_manager, requests),
             **relaxed_deltas_left(self._executor.spec_resource_manager),
+            **self._racing_copies(),
         )
-        if self._context is not None:
-            fields.update(self._context.content(requests.values()))
-        if self._tree is not None:
-            fields["draft_tree"] = self._tree.draft_trees(requests.values())
-        self._add(UPDATED, fields, run=0)
+        if flight is None:
+            self._add(UPDATED, fields, run=0)
+        else:
+            self._landed, self._in_flight = Substep(UPDATED, 0, flight.phase, fields), None
 
     def failed(self, error: Exception) -> None:
-        """After the executor has handled a failure. Of a device that is lost nothing is read."""
+        """After the executor has handled a failure, which took along what was in flight.
+
+        Of a device that is lost nothing is read.
+        """
+        self._in_flight = None
         fields: Fields = {}
         lost = self._on_cuda and is_cuda_error(error) and not is_injected(error)
         if self._attn_metadata is not None:
@@ -251,6 +295,7 @@ class Observer:
             fields.update(
                 matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
             )
+        fields.update(self._racing_copies())
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
@@ -261,14 +306,16 @@ class Observer:
     def _cuda_capture(self) -> bool:
         return self._on_cuda and is_current_stream_capturing()
 
-    def _enter(self) -> None:
+    def _enter(self, position_ids: Tensor) -> None:
         self._run += 1
         self._drafts = 0
+        self._position_ids = position_ids
         fields = {
             **self._forward_metadata(self._attn_metadata),
             **self._context_lengths(),
             **self._chain_fields(),
             **self._counter(),
+            **self._positions(),
         }
         # Upstream's copies share what they save in, which a leak alone turns into a fault.
         if self._attn_metadata.is_cuda_graph and isinstance(self._attn_metadata, AttentionMetadata):
@@ -278,6 +325,7 @@ class Observer:
     def _restored(self, outputs: Mapping[str, Tensor]) -> None:
         fields = {**self._metadata(self._attn_metadata), **self._context_lengths(), **self._tree_fields()}
         fields.update({**self._chain_fields(), **self._counter(), **self._tables(), **self._matchers()})
+        fields.update(self._positions())
         lens = outputs["new_tokens_lens"].tolist()
         state = {name: getattr(self._worker, name, None) for name in _WORKER_STATE}
         fields.update(
@@ -287,6 +335,7 @@ class Observer:
             next_new_tokens=outputs["next_new_tokens"].tolist(),
             worker_state={name: bool(value) for name, value in state.items()},
             **enhancer_fields(self._worker, self._spec_metadata),
+            **self._racing_copies(),
         )
         self._add(RESTORED, fields)
 
@@ -306,6 +355,38 @@ class Observer:
         """What names pages, once a forward has ended: of the target again."""
         fields = self._caches.tables(self._attn_metadata)
         return fields if self._sparse is None else fields | self._sparse.tables(self._attn_metadata)
+
+    def _content(self, requests: Iterable[Committed]) -> Fields:
+        """What caches and the worker keep of these requests."""
+        requests = list(requests)
+        ids = [request.py_request_id for request in requests]
+        fields = {**self._caches.content(requests), **spec_fields(self._executor.spec_resource_manager, ids)}
+        if self._context is not None:
+            fields.update(self._context.content(requests))
+        if self._tree is not None:
+            fields["draft_tree"] = self._tree.draft_trees(requests)
+        return fields
+
+    def _racing_copies(self) -> Fields:
+        return {} if self._copies is None else {"racing_copies": self._copies.take_racing()}
+
+    def _previous(self) -> Fields:
+        """What the device is told of the step in flight, of each generation and each of its rows."""
+        overlap, attn = self._executor.model_engine.overlap, self._attn_metadata
+        if overlap is None:
+            return {}
+        gens, rows = attn.num_generations, attn.num_tokens - attn.num_ctx_tokens
+        return {
+            "previous_batch_indices": overlap.previous_batch_indices_cuda[:gens].tolist(),
+            "previous_kv_lens_offsets_cuda": overlap.previous_kv_lens_offsets_cuda[:gens].tolist(),
+            "previous_pos_id_offsets_cuda": overlap.previous_pos_id_offsets_cuda[:rows].tolist(),
+        }
+
+    def _positions(self) -> Fields:
+        """Positions that the target reads; without overlap they are those that were prepared."""
+        if not self._config.overlap or self._cuda_capture():
+            return {}
+        return {"position_ids": self._position_ids.flatten().tolist()}
 
     def _context_lengths(self) -> Fields:
         if self._context is None or self._cuda_capture():
@@ -366,6 +447,8 @@ class Observer:
     def _tensors(self, attn: Any) -> dict[str, Tensor]:
         """Tensors whose identity matters, by name."""
         held = {name: vars(attn)[name] for name in self._objects if vars(attn).get(name) is not None}
+        if self._config.overlap:
+            held |= {name: vars(self._executor.model_engine.overlap)[name] for name in _PREVIOUS}
         return held | enhancer_buffers(self._worker)
 
     def _add(self, name: str, fields: Fields, run: int | None = None) -> None:

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engines.portable.context_observation import ContextObserver, DraftContext
+from engines.portable.copies import HostCopies
 from engines.portable.distributed import PeerBatch
 from engines.portable.observation import Observer
 from engines.portable.pyexecutor.attention_dp import dummy_context, dummy_generation
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
-from engines.portable.pyexecutor.py_executor import Iteration, PyExecutor
+from engines.portable.pyexecutor.py_executor import BatchState, Iteration, PyExecutor
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.suffix_automaton import sa_manager_of
 from faults import Bracket, Seam, SiteClass, Sites, is_injected
-from scenarios import Config, Context, Generation, Phase, Request, Schedule, Step, StepTrace, Trace, UsageError, batches
+from scenarios import (
+    Config,
+    Context,
+    Generation,
+    Phase,
+    Request,
+    Schedule,
+    Step,
+    StepTrace,
+    Substep,
+    Trace,
+    UsageError,
+    batches,
+)
 from scenarios.tracer import prompt
 
 _FOLDER = Path(__file__).parent
@@ -51,11 +67,15 @@ class PortableSession:
         self._executor = self._create_executor(config, device)
         self._model: Any = self._executor.model_engine.model
         self.attn_metadata: Any = self._executor.model_engine.attn_metadata
+        self._copies = self._watch_copies() if observe else None
         self._observer = (
-            Observer(config, self._executor, self._model.spec_worker, self._draft_context()) if observe else None
+            Observer(config, self._executor, self._model.spec_worker, self._draft_context(), self._copies)
+            if observe
+            else None
         )
         self._requests = {request.id: self._llm_request(request) for request in requests}
         self._steps: list[StepTrace] = []
+        self._in_flight: int | None = None
         self._step: Step | None = None
         self._bracket = Bracket(None)
         self._over = False
@@ -90,9 +110,10 @@ class PortableSession:
         if self._observer is not None:
             self._observer.begin(step, iteration.batch)
         outcome, error = "ok", None
-        if iteration.batch.all_requests():
+        if iteration.batch.all_requests() or self._in_flight is not None:
             self._steer(rows, step.draft_len)
-            outcome, error = self._executor.step(iteration)
+            outcome, error = self._execute(iteration)
+        self._land(index)
         self._follow(step, iteration, error)
         self._over = outcome == "fatal"
         if self._observer is not None and error is not None:
@@ -110,7 +131,8 @@ class PortableSession:
         return trace
 
     def trace(self) -> Trace:
-        """Everything so far."""
+        """Everything so far, once what is in flight has been processed."""
+        self._drain()
         # nn.Module's own forward is a placeholder, no class of the worker's.
         classes = [c for c in type(self._model.spec_worker).__mro__ if not issubclass(torch.nn.Module, c)]
         owners = [c.__name__ for c in classes if "forward" in vars(c)]
@@ -121,9 +143,62 @@ class PortableSession:
         self._sites.close()
         self._executor.model_engine.cuda_graph_runner.clear()
 
+    def _execute(self, iteration: Iteration) -> tuple[str, Exception | None]:
+        with nullcontext() if self._copies is None else self._copies.watched():
+            return self._executor.step(iteration)
+
+    def _land(self, index: int | None) -> None:
+        """The step in flight has been processed, or was lost; the one with this index may be in flight now."""
+        launched = self._executor.previous_batch
+        if self._observer is not None:
+            landed = self._observer.take_landed()
+            if landed is not None:
+                assert self._in_flight is not None
+                trace = self._steps[self._in_flight]
+                self._steps[self._in_flight] = replace(trace, substeps=(*trace.substeps, landed))
+            if launched is not None:
+                self._observer.launched(launched.iteration.batch, self._committed(launched))
+        self._in_flight = None if launched is None else index
+
+    def _drain(self) -> None:
+        """Process the step in flight, as an iteration without a batch does."""
+        if self._in_flight is None or self._over:
+            return
+        last, step = self._in_flight, Step(draft_len=self._config.max_draft_len)
+        self._step, self._bracket = step, Bracket(None)
+        if self._observer is not None:
+            self._observer.begin(step, ScheduledRequests())
+        outcome, error = self._execute(Iteration(ScheduledRequests(), step.phase, step.draft_len))
+        self._land(None)
+        if error is not None:
+            failed: tuple[Substep, ...] = ()
+            if self._observer is not None:
+                self._observer.failed(error)
+                failed = self._observer.substeps()
+            trace = self._steps[last]
+            self._steps[last] = replace(trace, outcome=outcome, substeps=(*trace.substeps, *failed))
+            self._over = outcome == "fatal"
+
+    def _committed(self, launched: BatchState) -> list[_Committed]:
+        """What the device has cached of every request that runs, the step in flight included."""
+        batch, state = launched.iteration.batch, launched.sample_state
+        state.synchronize()
+        cached = {i: request.num_cached_tokens for i, request in self._executor.active_requests.items()}
+        lens = state.new_tokens_lens.tolist()[len(batch.context_requests) :]
+        running = [r for r in batch.context_requests if not r.is_finished]
+        cached.update({r.py_request_id: r.context_current_position for r in running})
+        for request, accepted in zip(batch.generation_requests, lens):
+            if not request.is_finished:
+                cached[request.py_request_id] = request.num_cached_tokens + accepted
+        return [_Committed(request, tokens) for request, tokens in cached.items()]
+
     def _create_executor(self, config: Config, device: torch.device) -> PyExecutor:
         """The engine; a session of one with the same rooms overrides this and ``_line_sites``."""
         return create_py_executor(config, device)
+
+    def _watch_copies(self) -> HostCopies | None:
+        """What remembers copies to the device, None if they do not all go through it; to be overridden likewise."""
+        return HostCopies()
 
     def _draft_context(self) -> DraftContext | None:
         """Where a drafter keeps its context, None for one without; to be overridden likewise."""
@@ -198,7 +273,7 @@ class PortableSession:
         planned = error is None if step.fault is None else is_injected(error)
         if not planned:
             self._schedule = None
-        ended = list(iteration.finished)
+        ended = [request for request in self._requests.values() if request.is_finished]
         if error is not None:
             started = [r for r in self._requests.values() if r.context_current_position or r.generated]
             ended = [*started, *iteration.batch.all_requests()]
@@ -347,6 +422,14 @@ class PortableSession:
             return error
 
         executor._forward_step = bracketed
+
+
+@dataclass(frozen=True)
+class _Committed:
+    """A request, and how many of its tokens the device has cached."""
+
+    py_request_id: int
+    num_cached_tokens: int
 
 
 class _Nobody:

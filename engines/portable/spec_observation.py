@@ -119,7 +119,7 @@ def relaxed_deltas_left(manager: Any) -> dict[str, list[float]]:
 
 
 def spec_fields(manager: SpecResourceManager | None, requests: Collection[int]) -> dict[str, dict[int, Any]]:
-    """Fields of the worker's own state, of these requests."""
+    """Fields of the worker's own state, of these requests, but for those that hold none of it."""
     automata = sa_manager_of(manager)
     fields = {} if automata is None else _sa_fields(automata, requests)
     if isinstance(manager, MTPHiddenStatesManager):
@@ -146,8 +146,15 @@ def enhancer_fields(worker: Any, spec_metadata: Any) -> dict[str, Any]:
     }
 
 
+def _held_slots(manager: SpecResourceManager, requests: Collection[int]) -> dict[int, int]:
+    """Slot of each of these requests that has one."""
+    slots = {request: manager.slot_manager.get_slot(request) for request in requests}
+    return {request: slot for request, slot in slots.items() if slot is not None}
+
+
 def _mtp_fields(manager: MTPHiddenStatesManager, requests: Collection[int]) -> dict[str, dict[int, Any]]:
-    slots = [manager.slot_manager.get_slot(request) for request in requests]
+    held = _held_slots(manager, requests)
+    requests, slots = list(held), list(held.values())
     tokens = manager.mtp_past_tokens_pool[slots].tolist()
     hidden_states = manager.mtp_past_hidden_states_pool[slots, :, 0].tolist()
     return {
@@ -157,6 +164,7 @@ def _mtp_fields(manager: MTPHiddenStatesManager, requests: Collection[int]) -> d
 
 
 def _sa_fields(manager: SuffixAutomatonManager, requests: Collection[int]) -> dict[str, dict[int, Any]]:
-    slots = manager.slot_manager.get_slots(requests)
+    held = _held_slots(manager, requests)
+    requests, slots = list(held), list(held.values())
     texts, lens = manager.text[slots].tolist(), manager.text_lens[slots].tolist()
     return {"automaton": {i: text[:n] for i, text, n in zip(requests, texts, lens)}}

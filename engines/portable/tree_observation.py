@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.cache_observation import Committed
 from engines.portable.speculative.dynamic_tree_ops import NO_NODE
 from engines.portable.speculative.spec_tree_manager import SpecTreeManager
 
@@ -23,13 +23,13 @@ class TreeObserver:
         ends = [sum(lens[: i + 1]) for i in range(len(lens))]
         return _spec_decoding_fields(attn, lens, [flat[end - n : end] for end, n in zip(ends, lens)])
 
-    def draft_trees(self, requests: Iterable[LlmRequest]) -> dict[int, list[int]]:
+    def draft_trees(self, requests: Iterable[Committed]) -> dict[int, list[int]]:
         """Parent of each draft node of each request, -1 for the root; nothing where no tree is stored."""
-        storage, ids = self._manager.slot_storage, [request.py_request_id for request in requests]
-        slots = self._manager.slot_manager.get_slots(ids)
+        storage, manager = self._manager.slot_storage, self._manager.slot_manager
+        slots = {request.py_request_id: manager.get_slot(request.py_request_id) for request in requests}
         stored = storage.has_tree.tolist()
         children, siblings = storage.retrieve_next_token.tolist(), storage.retrieve_next_sibling.tolist()
-        return {i: _parents(children[s], siblings[s]) if stored[s] else [] for i, s in zip(ids, slots)}
+        return {i: _parents(children[s], siblings[s]) if stored[s] else [] for i, s in slots.items() if s is not None}
 
 
 def linear_fields(attn: Any) -> dict[str, Any]:

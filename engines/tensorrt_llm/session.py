@@ -79,6 +79,9 @@ class TensorrtLlmSession(PortableSession):
     def _draft_context(self) -> DraftContext | None:
         return WorkerContextObserver(self._model.spec_worker) if self._config.traits.keeps_context else None
 
+    def _watch_copies(self) -> None:
+        """Upstream's classes queue copies of their own."""
+
     def _line_sites(self) -> tuple[list[Path], Path]:
         return [Path(file) for file in self._upstream.files.values()], self._upstream.source.root
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engines.portable.cache_observation import Committed
 from engines.portable.context_observation import ContextObserver
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.speculative.mtp import MTPHiddenStatesManager
@@ -56,11 +57,11 @@ class WorkerContextObserver(ContextObserver):
         """Inputs of the draft call."""
         return super().draft_inputs({**kwargs, "noise_embedding": kwargs["noise_embedding"].squeeze(2)})
 
-    def content(self, requests: Iterable[LlmRequest]) -> dict[str, dict[int, list[list[int]]]]:
+    def content(self, requests: Iterable[Committed]) -> dict[str, dict[int, list[list[int]]]]:
         """Position and value of each committed column; a request without a slot has none."""
         return {"draft_context": {r.py_request_id: self._columns(r) for r in requests}}
 
-    def _columns(self, request: LlmRequest) -> list[list[int]]:
+    def _columns(self, request: Committed) -> list[list[int]]:
         worker = self._worker
         slot = worker._req_to_slot.get(request.py_request_id)
         if slot is None:

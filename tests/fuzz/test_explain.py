@@ -120,6 +120,13 @@ def test_a_long_scenario_fits_a_screen() -> None:
     assert whole[-1] == "  steps[39] eager K=1: generation 0"
 
 
+def test_an_iteration_without_rows_says_what_it_does() -> None:
+    steps = (Step(draft_len=1, contexts=(Context(request=0, chunk=1),)), Step(draft_len=1))
+    config = Config(worker="PARDWorker", max_draft_len=1, overlap=True)
+    waiting = check(Scenario(config=config, requests=(Request(id=0, prompt_len=1),), steps=steps))
+    assert [line.text for line in scenario_lines(waiting)][-1] == "  steps[1] eager K=1: waits for the step before"
+
+
 def test_a_scenario_without_requests_names_none() -> None:
     startup = replace(MIXED, requests=(), steps=MIXED.steps[:1])
     assert [line.text for line in scenario_lines(startup)][1].startswith("  steps[0] warmup")

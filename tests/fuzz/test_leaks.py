@@ -12,8 +12,6 @@ from fuzz import cli
 from scenarios import WORKERS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "leaks.md").read_text()
-CHECKED = ("Eagle3OneModelWorker", "PARDWorker")
-"""Workers whose rows are compared; the command without a worker prints the rest."""
 
 
 def rows(text: str, worker: str) -> list[list[str]]:
@@ -32,7 +30,8 @@ def test_the_page_knows_all_workers_and_nothing_live() -> None:
     assert ", 0 of them live" in PAGE
 
 
-@pytest.mark.parametrize("worker", CHECKED)
+@pytest.mark.exhaustive(every=5)
+@pytest.mark.parametrize("worker", WORKERS)
 def test_the_page_is_right(worker: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="the portable engine needs torch")
     assert cli.invoke(["leaks", "--worker", worker]) == 0

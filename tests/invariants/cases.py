@@ -304,3 +304,42 @@ def ranked(worker: str) -> Scenario:
             ),
         )
     )
+
+
+def overlapping(scenario: Scenario) -> Scenario:
+    """The same scenario under the overlap scheduler."""
+    return check(replace(scenario, config=replace(scenario.config, overlap=True)))
+
+
+def overlapped(worker: str) -> Scenario:
+    """Rows that change places, leave and come back, a wasted one in a replay, and an iteration that only waits.
+
+    At changing draft lengths, where the worker has such. Step 4 has a row of request 0, which ends with step 3; request
+    2 starts in step 5, which request 1 is not in.
+    """
+    config = replace(_config(worker), overlap=True)
+    low, last = max(2, config.min_draft_len), max(2, config.least_history)
+    first, second = Generation(request=0, agree=1), Generation(request=1, agree=2)
+    return check(
+        Scenario(
+            config=config,
+            requests=tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 4, last))),
+            steps=(
+                Step(phase=Phase.CAPTURE, draft_len=3, generations=(_dummy(worker, 3, 2), _dummy(worker, 4))),
+                Step(
+                    draft_len=3,
+                    contexts=(
+                        Context(request=0, chunk=5, agree=_agree(worker, 2)),
+                        Context(request=1, chunk=4, agree=_agree(worker, 1)),
+                    ),
+                ),
+                Step(draft_len=low, generations=(first, second)),
+                Step(draft_len=3, generations=(second, first), finish=(0,)),
+                Step(phase=Phase.REPLAY, draft_len=3, generations=(first, second)),
+                Step(draft_len=3, contexts=(Context(request=2, chunk=last, agree=_agree(worker, 3)),)),
+                Step(draft_len=3, generations=(Generation(request=2, agree=1), second)),
+                Step(draft_len=3),
+                Step(draft_len=low, generations=(second, Generation(request=2))),
+            ),
+        )
+    )

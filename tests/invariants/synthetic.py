@@ -6,7 +6,7 @@ field and ask whether the invariant notices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,6 +15,8 @@ import reference
 from invariants.pools import Pool, pools
 from scenarios import Config, Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
 from tests.invariants.backend_dressing import TABLES, dress_backend
+
+CORRECTIONS = ("previous_kv_lens_offsets_cuda", "previous_pos_id_offsets_cuda")
 
 
 class Pages:
@@ -37,49 +39,90 @@ class Pages:
             self._free.append(pages.pop())
 
 
-@cache
-def dressed(scenario: Scenario) -> Trace:
-    """What a right engine would show."""
-    config = scenario.config
-    pages = [Pages(pool) for pool in pools(config)]
-    expected = reference.trace(scenario)
-    steps = []
-    slots: dict[int, int] = {}
-    for (step, plans), taken in zip(walk(scenario), expected.steps, strict=False):
-        prepared, blocks = {}, {}
-        for held in pages:
+class Managers:
+    """Pages of each pool, and slots, of the requests that have them, and what is shown of them step by step."""
+
+    def __init__(self, config: Config) -> None:
+        self._pages = [Pages(pool) for pool in pools(config)]
+        self._config = config
+        self._slots: dict[int, int] = {}
+
+    def launch(self, plans: list[RowPlan], index: int) -> dict[str, Any]:
+        """Grant what the rows of a step need: their tables. Dummies own nothing; slots of theirs are the highest."""
+        fields: dict[str, Any] = {}
+        for held in self._pages:
             pool = held.pool
             tables = [held.grow(held.owned.setdefault(p.request, []) if p.request is not None else [], p.granted)
                       for p in plans]  # fmt: skip
             ids = [list(table) for table in tables]
             # With host offload every page lies one further with each step.
-            moved = taken.index * config.host_offload
+            moved = index * self._config.host_offload
             places = [[(page + moved) % pool.num_blocks for page in table] for table in ids]
-            prepared[pool.field("kv_cache_block_offsets")] = places
-            if config.host_offload:
-                prepared |= {pool.field("block_ids_per_seq"): ids, pool.field("kv_pool_indices"): places}
-            _release(held, step, plans, tables, taken)
-            blocks[pool.field("kv_blocks")] = {request: list(owned) for request, owned in held.owned.items()}
-            for request in step.finish:
+            fields[pool.field("kv_cache_block_offsets")] = places
+            if self._config.host_offload:
+                fields |= {pool.field("block_ids_per_seq"): ids, pool.field("kv_pool_indices"): places}
+            for plan, table in zip(plans, tables, strict=True):
+                if plan.request is None:
+                    held.shrink(table, 0)
+        for plan in plans:
+            if plan.request is not None and plan.request not in self._slots:
+                self._slots[plan.request] = min(set(range(len(self._slots) + 1)) - set(self._slots.values()))
+        return fields | {"slot_ids": [self._slots.get(plan.request, 99 - i) for i, plan in enumerate(plans)]}
+
+    def land(self, taken: StepTrace, finish: Collection[int]) -> dict[str, Any]:
+        """What is left when a step is over, and then what it finishes is freed; a failure frees everything."""
+        failed = taken.outcome != "ok"
+        if failed:
+            self._free(list(self._slots))
+        updated = taken.substeps[-1]
+        blocks: dict[str, Any] = {}
+        for held in self._pages:
+            for request, table in held.owned.items():
+                held.shrink(table, updated["kv_tokens"][request])
+            blocks[held.pool.field("kv_blocks")] = {request: list(owned) for request, owned in held.owned.items()}
+        told = () if failed else updated["emitted"]
+        blocks["connector_block_ids"] = {i: pages for i, pages in blocks["kv_blocks"].items() if i in told}
+        blocks["spec_slots"] = dict(self._slots)
+        self._free(finish)
+        return blocks
+
+    def _free(self, requests: Collection[int]) -> None:
+        for request in requests:
+            self._slots.pop(request)
+            for held in self._pages:
                 held.shrink(held.owned.pop(request), 0)
-        blocks["connector_block_ids"] = blocks["kv_blocks"]
-        taken = _dress_sparse(taken, prepared, config)
-        taken = _dress_slots(_dress_counter(_dress_context(taken, config.traits)), step, slots)
-        steps.append(dress_backend(_dress_step(step, taken, prepared, blocks, config), prepared, config))
+
+
+@cache
+def dressed(scenario: Scenario) -> Trace:
+    """What a right engine would show."""
+    config = scenario.config
+    managers = Managers(config)
+    expected = reference.trace(scenario)
+    launched: list[tuple[Step, StepTrace, dict[str, Any]]] = []
+    left: dict[int, dict[str, Any]] = {}
+    flying: int | None = None
+    for (step, plans), taken in zip(walk(scenario), expected.steps, strict=False):
+        launched.append((step, taken, managers.launch(plans, taken.index) if plans else {}))
+        overlaps = config.overlap and not step.phase.is_startup and taken.outcome == "ok"
+        landing = flying if overlaps else taken.index
+        flying = taken.index if overlaps and plans else None
+        if landing is not None:
+            left[landing] = managers.land(launched[landing][1], launched[landing][0].finish)
+    if flying is not None:
+        left[flying] = managers.land(launched[flying][1], ())
+    steps = []
+    for step, taken, prepared in launched:
+        if not step.rows:
+            steps.append(taken)
+            continue
+        slots = prepared.pop("slot_ids", [])
+        dressing = _dress_slots(taken, slots)
+        dressing = _dress_counter(_dress_context(_dress_sparse(dressing, prepared, config), config.traits))
+        dressing = _dress_step(step, dressing, prepared, left.get(taken.index, {}), config)
+        steps.append(dress_backend(dressing, prepared, config))
     classes = {"forward_defined_in": ["SpecWorkerBase", "Module"]}
     return Trace("synthetic", "cpu", tuple(steps), classes)
-
-
-def _release(pages: Pages, step: Step, plans: list[RowPlan], tables: list[list[int]], taken: StepTrace) -> None:
-    if taken.outcome != "ok":
-        for request in list(pages.owned):
-            pages.shrink(pages.owned.pop(request), 0)
-    held = next(s for s in taken.substeps if s.name == "updated")["kv_tokens"]
-    for plan, table in zip(plans, tables, strict=True):
-        if plan.request is None:
-            pages.shrink(table, 0)
-        elif taken.outcome == "ok":
-            pages.shrink(table, held[plan.request])
 
 
 def _tables(name: str, prepared: dict[str, Any], config: Config) -> tuple[Pool, list[list[int]]]:
@@ -137,19 +180,11 @@ def _dress_counter(taken: StepTrace) -> StepTrace:
     return replace(taken, substeps=(*taken.substeps[:-1], replace(last, fields=fields)))
 
 
-def _dress_slots(taken: StepTrace, step: Step, slots: dict[int, int]) -> StepTrace:
-    """Adds ``slots``, the lowest free one for each request of the step that has none; dummies have the highest."""
-    for row in step.rows:
-        if row.request is not None and row.request not in slots:
-            slots[row.request] = min(set(range(len(slots) + 1)) - set(slots.values()))
-    shown = {
-        "prepared": {"slot_ids": [slots.get(row.request, 99 - i) for i, row in enumerate(step.rows)]},
-        "updated": {"spec_slots": dict(slots)},
-        "failed": {"spec_slots": {}},
-    }
-    for request in slots.copy() if taken.outcome != "ok" else step.finish:
-        slots.pop(request)
-    substeps = [replace(s, fields={**s.fields, **shown.get(s.name, {})}) for s in taken.substeps]
+def _dress_slots(taken: StepTrace, slots: list[int]) -> StepTrace:
+    """Adds the slot of each row."""
+    substeps = [
+        replace(s, fields={**s.fields, "slot_ids": slots}) if s.name == "prepared" else s for s in taken.substeps
+    ]
     return replace(taken, substeps=tuple(substeps))
 
 
@@ -176,6 +211,8 @@ def _dress_step(
             if name == "entered" and graph:
                 fields["shared_with_eager"] = ["device", *(pool.field("kv_cache_manager") for pool in pools(config))]
             fields["identity"] = {**objects, **{f: f"clone of {f}" for f in fields["_saved_tensors"]}}
+        if "identity" in fields and config.overlap:
+            fields["identity"] |= {name: name for name in CORRECTIONS}
         if "identity" in fields and config.sa_threshold:
             fields["identity"] |= {"sa_match_len": "enhancer.match_len", "sa_draft_tokens": "enhancer.drafts"}
         if name == "prepared":
@@ -185,6 +222,8 @@ def _dress_step(
             fields["kv_cache_block_offsets"] = _tables(name, prepared, config)[1]
         if name in ("updated", "failed") and "kv_tokens" in fields:
             fields |= blocks
+        if name in ("restored", "updated", "failed"):
+            fields["racing_copies"] = []
         if name == "failed":
             assert kv_after is not None
             fields = {

@@ -27,6 +27,8 @@ from tests.invariants.cases import (
     forced,
     guided,
     on_backend,
+    overlapped,
+    overlapping,
     ranked,
     relaxed,
     separate,
@@ -50,7 +52,9 @@ MOVING = separate(served(PARD), kv_cache_manager="V2", host_offload=True)
 ENHANCED = [enhanced(scenario) for scenario in (*DENSE[1:3], served(MTP))]
 BACKENDS = [separate(on_backend(served(EAGLE), name)) for name in ("DEEPSEEK_V4", "FLASHINFER")]
 BACKENDS += [on_backend(started_up(MTP_EAGLE), "FLASHINFER"), on_backend(served(SA), "VANILLA")]
-CASES = [*DENSE, *RANKED, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED, *BACKENDS]
+OVERLAPPED = [overlapped(EAGLE), overlapping(failing(EAGLE)), overlapped(EAGLE_TREE)]
+OVERLAPPED.append(separate(sparse(overlapped(EAGLE), 12)))
+CASES = [*DENSE, *RANKED, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED, *BACKENDS, *OVERLAPPED]
 ENGINE = PortableEngine()
 
 

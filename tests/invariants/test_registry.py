@@ -12,8 +12,6 @@ from scenarios import FIELDS, UsageError
 
 OF_THE_RUN = {"steps-complete", "run-complete", "fault-surfaces"}
 """What they say is that a run went as planned, of which the predicates say nothing."""
-NOT_YET_HELD = {"P6"}
-"""There is no overlap scheduler to ask."""
 
 
 @pytest.mark.parametrize("item", all_invariants(), ids=lambda i: i.slug)
@@ -30,8 +28,7 @@ def test_each_is_well_described(item: Predicate | Relation) -> None:
 
 @pytest.mark.parametrize("predicate", PREDICATES)
 def test_each_predicate_is_held(predicate: str) -> None:
-    held = [i.slug for i in all_invariants() if predicate in i.predicates]
-    assert bool(held) is (predicate not in NOT_YET_HELD)
+    assert any(predicate in i.predicates for i in all_invariants())
 
 
 def test_kinds_are_told_apart() -> None:

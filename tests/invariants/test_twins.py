@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 import strategies
 from invariants import Relation, all_invariants, twins, verify
 from scenarios import Context, Generation, Phase, Request, Scenario, Step, Trace, check
-from tests.invariants.cases import EAGLE, failing, forced, served, started_up
+from tests.invariants.cases import EAGLE, failing, forced, overlapped, overlapping, served, started_up
 from tests.invariants.synthetic import dressed
 
 MIXED, STARTED, FAILING = served(EAGLE), started_up(EAGLE), failing(EAGLE)
@@ -69,6 +69,42 @@ def test_in_the_twin_that_never_failed_requests_finish_before_the_failure() -> N
     assert pairs == ((1, 0), (3, 1), (4, 2))
     assert [step.finish for step in twin.steps] == [(0,), (), ()]
     assert all(step.fault is None for step in twin.steps)
+
+
+def test_without_the_overlap_scheduler_nothing_is_wasted_and_nothing_waits() -> None:
+    scenario = overlapped(EAGLE)
+    edited = twins.landing(scenario)
+    assert edited is not None
+    twin, pairs = edited
+    assert not twin.config.overlap
+    assert pairs == (*((i, i) for i in range(7)), (8, 7))
+    assert [row.request for row in twin.steps[4].rows] == [1]
+    assert twin.steps[4].phase is Phase.EAGER
+    assert "overlap-equals-no-overlap" in _applying(scenario)
+    assert twins.landing(MIXED) is None
+
+
+def test_the_last_chunk_of_a_request_that_has_ended_is_wasted() -> None:
+    chunks = (Step(draft_len=1, contexts=(Context(request=0, chunk=n),)) for n in (3, 2))
+    first, last = chunks
+    more = Step(draft_len=1, contexts=(Context(request=1, chunk=1),))
+    scenario = overlapping(_chunks(first, replace(more, contexts=(Context(request=1, chunk=4),)), prompts=(5, 4)))
+    scenario = check(replace(scenario, steps=(replace(first, finish=(0,)), last, more)))
+    assert twins.one_shot(scenario) is None
+    edited = twins.landing(scenario)
+    assert edited is not None
+    assert edited[1] == ((0, 0), (2, 1))
+    assert verify(scenario, dressed).violations == ()
+
+
+def test_what_has_ended_in_flight_does_not_end_again_before_a_failure() -> None:
+    first = Step(draft_len=3, contexts=(Context(request=0, chunk=5), Context(request=1, chunk=3)), finish=(0,))
+    wasted = Step(draft_len=3, generations=(Generation(request=0), Generation(request=1)))
+    fails = replace(wasted, generations=wasted.generations[1:], fault=FAILING.steps[2].fault)
+    steps = (first, wasted, fails, FAILING.steps[3])
+    edited = twins.never_failed(check(replace(overlapping(FAILING), steps=steps)))
+    assert edited is not None
+    assert [step.finish for step in edited[0].steps] == [(0,), (1,), ()]
 
 
 def test_a_failure_that_nothing_follows_has_no_twin() -> None:

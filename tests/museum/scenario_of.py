@@ -12,11 +12,21 @@ from tests.museum import (
     cases,
     enhancer_cases,
     guided_cases,
+    overlap_cases,
     rank_cases,
     sparse_cases,
 )
 
-_MODULES: Final = (cases, acceptance_cases, backend_cases, enhancer_cases, guided_cases, rank_cases, sparse_cases)
+_MODULES: Final = (
+    cases,
+    acceptance_cases,
+    backend_cases,
+    enhancer_cases,
+    guided_cases,
+    overlap_cases,
+    rank_cases,
+    sparse_cases,
+)
 SCENARIOS: Final = {key: make for module in _MODULES for key, make in module.SCENARIOS.items()}
 """Museum entry and variant -> scenario; a worker is named where it needs one of its own."""
 

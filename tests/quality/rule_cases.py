@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scenarios import Config, Context, Fault, FaultKind, Generation, Request, Scenario, Step, check
+from tests.invariants.cases import overlapped
 from tests.museum.scenario_of import SCENARIOS as OF_DEFECTS
 
 K = 3
@@ -51,11 +52,25 @@ def beside_a_failure(worker: str) -> Scenario:
     return _scenario(worker, *steps, prompts=(4, 3, 2))
 
 
+def thinking_in_chunks(worker: str) -> Scenario:
+    """The prompt of a request that is going to think takes two steps."""
+    steps = (
+        Step(draft_len=K, contexts=(Context(request=0, chunk=2),)),
+        Step(draft_len=K, contexts=(Context(request=0, chunk=2),)),
+    )
+    relaxed = {"use_relaxed_acceptance_for_thinking": True, "relaxed_topk": 2, "relaxed_delta": 0.5}
+    config = Config(worker=worker, max_draft_len=K, **relaxed)
+    requests = (Request(id=0, prompt_len=4, thinking=True),)
+    return check(Scenario(config=config, requests=requests, steps=steps))
+
+
 SCENARIOS = {
     **OF_DEFECTS,
     "shrinking": shrinking,
     "in chunks": in_chunks,
     "just selected": just_selected,
     "beside a failure": beside_a_failure,
+    "overlapped": overlapped,
+    "thinking in chunks": thinking_in_chunks,
 }
 """Name, or museum entry -> scenario for a worker."""

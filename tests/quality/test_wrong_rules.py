@@ -10,11 +10,11 @@ from functools import cache
 
 import pytest
 
+import reference
 from engines.base import run
 from invariants import all_invariants, verify
-from invariants.registry import RELATION
+from invariants.registry import REFERENCE, RELATION
 from scenarios import Scenario, Trace
-from tests.quality import backend_rules  # noqa: F401  (registers its rules)
 from tests.quality.hunt import main
 from tests.quality.rule_cases import SCENARIOS
 from tests.quality.wrong_rules import RULES, WrongRule, planted
@@ -40,6 +40,14 @@ def test_each_is_noticed(rule: WrongRule) -> None:
     trace = traced(scenario)
     with planted(rule.name):
         assert verify(scenario, lambda _: trace, only=OF_ONE_RUN).violations
+
+
+def test_all_that_the_oracle_says_is_compared() -> None:
+    """What no invariant compares with it, it could say as it likes."""
+    compared = {field for i in all_invariants() if i.kind == REFERENCE for field in i.reads}
+    scenarios = {make(rule.worker) for rule in RULES.values() for make in [SCENARIOS[rule.scenario]]}
+    said = {f for s in scenarios for step in reference.trace(s).steps for sub in step.substeps for f in sub.fields}
+    assert said <= compared
 
 
 def test_the_hunt_finds_one(capsys: pytest.CaptureFixture[str]) -> None:

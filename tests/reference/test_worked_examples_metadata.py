@@ -63,7 +63,7 @@ def test_2_layout() -> None:
 
 def test_3_overlap() -> None:
     example = examples.OVERLAP
-    row = OverlappedRow(example.last_token, example.accepted, example.width)
+    row = OverlappedRow(example.last_token, example.accepted, example.width, example.width)
     assert (row.host_past, row.host_kv) == (example.host_cached, example.host_kv)
     assert list(row.host_positions) == example.host_positions
     assert (row.kv_offset, row.position_offset) == (example.kv_offset, example.position_offset)
@@ -245,7 +245,7 @@ def test_15_rows_of_two_tokens() -> None:
 def test_16_swap_under_overlap() -> None:
     example = examples.SWAP_UNDER_OVERLAP
     rows = [
-        OverlappedRow(cached - example.width, accepted, example.width)
+        OverlappedRow(cached - example.width, accepted, example.width, example.width)
         for cached, accepted in zip(example.host_cached, example.accepted, strict=True)
     ]
     assert [row.kv for row in rows] == example.device_kv
@@ -254,7 +254,7 @@ def test_16_swap_under_overlap() -> None:
         (i, row.host_past + k) for i, row in enumerate(rows) for k in range(example.width)
     ]  # fmt: skip
     assert from_host == example.from_host != example.written
-    everything = OverlappedRow(10, example.width, example.width)
+    everything = OverlappedRow(10, example.width, example.width, example.width)
     assert everything.host_past == everything.past
 
 

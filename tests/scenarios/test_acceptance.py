@@ -24,7 +24,7 @@ from scenarios import (
     walk,
 )
 from scenarios import forced_acceptance as forced
-from scenarios.schedule import check_config
+from scenarios.limits import check_config
 from scenarios.tracer import VOCAB_SIZE, d2t, draft_id
 
 FORCED = Config(worker="Eagle3OneModelWorker", max_draft_len=3, force_num_accepted_tokens=1.5)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scenarios import BACKENDS, WORKERS, Config, Context, Fault, FaultKind, Generation, Phase, Request, Schedule, Step
 from scenarios.backends import runs_on
-from scenarios.schedule import check_config
+from scenarios.limits import check_config
 from strategies import (
     KINDS,
     Layout,

@@ -30,7 +30,7 @@ def test_each_is_valid(worker: str) -> None:
             sites=["draft_model.forward", "never.passed"],
             record=record,
         )
-        for number in range(60)
+        for number in range(90)
     ]
     assert all(check(scenario).config.worker == worker for scenario in drawn)
     steps = [step for scenario in drawn for step in scenario.steps]

@@ -43,7 +43,7 @@ class CUDAGraphRunner:
         self.memory_pool: Any = None
         self.replays = True
         self.cuda_graph_buffers = Buffers(device)
-        self._static_inputs = {
+        self.static_inputs = {
             "input_ids": torch.zeros(max_num_tokens, dtype=torch.int32, device=device),
             "position_ids": torch.zeros(1, max_num_tokens, dtype=torch.int32, device=device),
         }
@@ -61,16 +61,19 @@ class CUDAGraphRunner:
         captured = self.graphs[key]
         return captured.attn_metadata, captured.spec_metadata
 
-    def capture(self, key: GraphKey, forward_fn: ForwardFn, inputs: Inputs) -> dict[str, Tensor]:
+    def capture(
+        self, key: GraphKey, forward_fn: ForwardFn, inputs: Inputs, postprocess_fn: Callable[[Inputs], None]
+    ) -> dict[str, Tensor]:
         """Run the forward ``warmup_steps`` times and capture it; all of them on one preparation.
 
-        If that fails, graph and metadata are dropped: the draft loop may have left some of it as it had it.
+        ``postprocess_fn`` takes back what a forward did to its inputs. If one of them fails, graph and metadata are
+        dropped: the draft loop may have left some of it as it had it.
 
         Before each, ``kv_lens_cuda`` is what ``prepare`` wrote: a draft loop moves it, and without that it would
         drift past the pages (PR #11696).
         """
         try:
-            return self._warm_up_and_capture(key, forward_fn, inputs)
+            return self._warm_up_and_capture(key, forward_fn, inputs, postprocess_fn)
         except BaseException:
             self.graphs.pop(key, None)
             if not any(captured.graph for captured in self.graphs.values()):
@@ -78,15 +81,19 @@ class CUDAGraphRunner:
                 self.memory_pool = None
             raise
 
-    def _warm_up_and_capture(self, key: GraphKey, forward_fn: ForwardFn, inputs: Inputs) -> dict[str, Tensor]:
+    def _warm_up_and_capture(
+        self, key: GraphKey, forward_fn: ForwardFn, inputs: Inputs, postprocess_fn: Callable[[Inputs], None]
+    ) -> dict[str, Tensor]:
         attn_metadata = inputs["attn_metadata"]
         kv_lens = getattr(attn_metadata, "kv_lens_cuda", None)
         kv_lens = None if kv_lens is None else kv_lens[: attn_metadata.num_seqs].clone()
         static_inputs = self._copy_to_static_inputs(inputs)
         for _ in range(self.warmup_steps):
             forward_fn(static_inputs)
+            postprocess_fn(static_inputs)
             self._restore_kv_lens(attn_metadata, kv_lens)
         self.capture_graph(key, forward_fn, static_inputs)
+        postprocess_fn(static_inputs)
         self._restore_kv_lens(attn_metadata, kv_lens)
         return self.graphs[key].outputs
 
@@ -118,7 +125,7 @@ class CUDAGraphRunner:
 
     def _copy_to_static_inputs(self, inputs: Inputs) -> Inputs:
         static_inputs = dict(inputs)
-        for name, buffer in self._static_inputs.items():
+        for name, buffer in self.static_inputs.items():
             static_inputs[name] = buffer[..., : inputs[name].shape[-1]]
             static_inputs[name].copy_(inputs[name])
         return static_inputs

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor
+from engines.portable.copies import copy_to_device
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.tracer import grammar_allows, grammar_state
@@ -54,12 +55,12 @@ class CapturableGuidedDecoder(SeqSlotManager):
         self._num_contexts, self._num_generations = len(scheduled_requests.context_requests), len(generations)
         self._draft_len = draft_len
         slots = host_tensor(self.row_slots(requests), self.device)
-        self._slots[: len(slots)].copy_(slots, non_blocking=True)
+        copy_to_device("guided_decoder.slots", self._slots[: len(slots)], slots)
         if generations:
             self._width = 1 + len(generations[0].py_draft_tokens)
             fed = host_tensor([t for r in generations for t in (r.generated[-1], *r.py_draft_tokens)], self.device)
             tokens = self._tokens[: len(generations), : self._width]
-            tokens.copy_(fed.view(len(generations), self._width), non_blocking=True)
+            copy_to_device("guided_decoder.tokens", tokens, fed.view(len(generations), self._width))
 
     def execute(self, logits: Tensor) -> None:
         """Mask the target's logits, float32 [C + G * width, VOCAB_SIZE], in place.

@@ -17,6 +17,8 @@ class LlmRequest:
     py_draft_tokens                drafts to verify, one per draft slot of the step
     py_num_accepted_draft_tokens   drafts accepted in the last step
     py_rewind_len                  KV tokens to give back after it
+    py_batch_idx                   its row in the batch in flight, None when it is in none
+    is_finished                    it has ended; a row that it may have in the batch in flight is wasted
     """
 
     py_request_id: int
@@ -28,6 +30,8 @@ class LlmRequest:
     py_draft_tokens: list[int] = field(default_factory=list)
     py_num_accepted_draft_tokens: int = 0
     py_rewind_len: int = 0
+    py_batch_idx: int | None = None
+    is_finished: bool = False
 
     @property
     def request_id(self) -> int:
@@ -41,8 +45,8 @@ class LlmRequest:
 
     @property
     def is_context(self) -> bool:
-        """Whether prompt tokens are still to be computed, or nothing was emitted yet."""
-        return not self.generated
+        """Whether prompt tokens are still to be computed; a dummy generation has none to compute."""
+        return not self.generated and self.context_current_position < len(self.prompt)
 
     @property
     def is_first_context_chunk(self) -> bool:
@@ -61,9 +65,16 @@ class LlmRequest:
         end = self.context_current_position + self.context_chunk_size
         return self.prompt[end] if end < len(self.prompt) else None
 
+    def move_to_next_context_chunk(self) -> None:
+        """Its chunk is computed, or will be before anything else is."""
+        self.context_current_position += self.context_chunk_size
+
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens whose KV is in the cache between two steps: all but the last one emitted."""
+        """Tokens whose KV is in the cache between two steps: all but the last one emitted.
+
+        Of a request in the batch in flight: as many as the host knows of.
+        """
         if self.is_context:
             return self.context_current_position
         return len(self.prompt) + len(self.generated) - 1

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from engines.portable._utils import host_tensor
 from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.copies import copy_to_device
 from engines.portable.distributed import Distributed
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner, GraphKey
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
+from engines.portable.pyexecutor.overlap import OverlapInputs, SampleStateTensors
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
 
@@ -48,6 +50,8 @@ class PyTorchModelEngine:
         device: torch.device,
         attn_metadata_class: Callable[..., Any] = TrtllmAttentionMetadata,
         dist: Distributed | None = None,
+        *,
+        enable_overlap: bool = False,
     ) -> None:
         self.model = model
         self.dist = dist or Distributed()
@@ -66,6 +70,7 @@ class PyTorchModelEngine:
         self.position_ids_cuda = self._buffer(max_num_tokens)
         self.gather_ids_cuda = self._buffer(max_num_tokens)
         self.draft_tokens_cuda = self._buffer(max_num_tokens)
+        self.overlap = OverlapInputs(max_num_requests, max_num_tokens, device) if enable_overlap else None
 
     def _buffer(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, device=self.device)
@@ -78,9 +83,11 @@ class PyTorchModelEngine:
         *,
         use_cuda_graph: bool = False,
         capture: bool = False,
+        new_tensors_device: SampleStateTensors | None = None,
     ) -> dict[str, Tensor]:
         """Prepare the batch and run it.
 
+        new_tensors_device  outputs of the step in flight, to which ``py_batch_idx`` of requests refers
         use_cuda_graph  replay the graph of its shape
         capture         capture that graph, again if there is one
         """
@@ -95,9 +102,9 @@ class PyTorchModelEngine:
         key: GraphKey = (len(scheduled_requests.generation_requests), width - 1)
         if use_cuda_graph or capture:
             attn_metadata, spec_metadata = self.cuda_graph_runner.get_graph_metadata(key, attn_metadata, spec_metadata)
-        inputs = self._prepare_inputs(scheduled_requests, attn_metadata, spec_metadata)
+        inputs = self._prepare_inputs(scheduled_requests, attn_metadata, spec_metadata, new_tensors_device)
         if capture:
-            return self.cuda_graph_runner.capture(key, self._forward_step, inputs)
+            return self.cuda_graph_runner.capture(key, self._forward_step, inputs, self._postprocess_inputs)
         if use_cuda_graph:
             return self.cuda_graph_runner.replay(key, inputs)
         return self._forward_step(inputs)
@@ -109,13 +116,26 @@ class PyTorchModelEngine:
         return outputs
 
     def _preprocess_inputs(self, inputs: dict[str, Any]) -> None:
-        inputs["attn_metadata"].on_update_kv_lens()
+        attn_metadata = inputs["attn_metadata"]
+        attn_metadata.on_update_kv_lens()
+        if self.overlap is not None:
+            self.overlap.correct(inputs)
+            attn_metadata.on_update_kv_lens()
+
+    def _postprocess_inputs(self, inputs: dict[str, Any]) -> None:
+        """Leave the inputs of a forward as they were, for another one on them."""
+        if self.overlap is not None:
+            self.overlap.take_back(inputs)
 
     def _prepare_inputs(
-        self, scheduled_requests: ScheduledRequests, attn_metadata: Any, spec_metadata: SpecMetadata
+        self,
+        scheduled_requests: ScheduledRequests,
+        attn_metadata: Any,
+        spec_metadata: SpecMetadata,
+        new_tensors_device: SampleStateTensors | None = None,
     ) -> dict[str, Any]:
         """Fill input buffers and both metadata objects: the keyword arguments of the model's forward."""
-        rows = self._flatten(scheduled_requests)
+        rows = self._flatten(scheduled_requests, new_tensors_device)
         num_tokens = len(rows.input_ids)
         contexts = scheduled_requests.context_requests
 
@@ -133,8 +153,8 @@ class PyTorchModelEngine:
         attn_metadata.prepare()
         attn_metadata.all_rank_num_tokens = self._gather_num_tokens(attn_metadata, spec_metadata)
 
-        spec_metadata.draft_tokens = self._upload(rows.draft_tokens, self.draft_tokens_cuda)
-        spec_metadata.gather_ids = self._upload(rows.gather_ids, self.gather_ids_cuda)
+        spec_metadata.draft_tokens = self._upload("draft_tokens_cuda", rows.draft_tokens)
+        spec_metadata.gather_ids = self._upload("gather_ids_cuda", rows.gather_ids)
         spec_metadata.request_ids = rows.request_ids
         spec_metadata.seq_lens = rows.sequence_lengths
         spec_metadata.num_generations = len(scheduled_requests.generation_requests)
@@ -145,13 +165,23 @@ class PyTorchModelEngine:
         spec_metadata.prepare()
         self._gather_spec_counts(attn_metadata, spec_metadata)
 
-        position_ids = self._upload(rows.position_ids, self.position_ids_cuda)
+        position_ids = self._upload("position_ids_cuda", rows.position_ids)
         if self.spec_config.use_dynamic_tree:
             # Only the device knows how deep a node is; the host has put all of them at the root's position.
             in_trees = position_ids[attn_metadata.num_ctx_tokens :]
             in_trees.add_(attn_metadata.spec_decoding_position_offsets[: len(in_trees)])
+        input_ids = self._upload("input_ids_cuda", rows.input_ids)
+        if self.overlap is not None:
+            self.overlap.prepare(
+                scheduled_requests.generation_requests,
+                spec_metadata.runtime_tokens_per_gen_step,
+                self.spec_config.get_runtime_drafts(spec_metadata.runtime_draft_len),
+                new_tensors_device,
+                input_ids[attn_metadata.num_ctx_tokens :],
+                spec_metadata.draft_tokens,
+            )
         return {
-            "input_ids": self._upload(rows.input_ids, self.input_ids_cuda),
+            "input_ids": input_ids,
             "position_ids": position_ids.unsqueeze(0),
             "attn_metadata": attn_metadata,
             "spec_metadata": spec_metadata,
@@ -182,7 +212,8 @@ class PyTorchModelEngine:
             ),
         )
 
-    def _flatten(self, scheduled_requests: ScheduledRequests) -> _Rows:
+    def _flatten(self, scheduled_requests: ScheduledRequests, previous: SampleStateTensors | None = None) -> _Rows:
+        """The batch as the host knows it: of requests in flight it counts all rows as accepted, and no token."""
         rows = _Rows([], [], [], [], [], [], [], [])
         for request in scheduled_requests.context_requests:
             chunk = request.context_chunk
@@ -192,9 +223,12 @@ class PyTorchModelEngine:
         for request in scheduled_requests.generation_requests:
             drafts = request.py_draft_tokens
             begin = len(rows.input_ids)
-            tokens = [request.generated[-1], *drafts]
+            in_flight = previous is not None and request.py_batch_idx is not None
+            tokens = [0 if in_flight else request.generated[-1], *drafts]
             past = request.num_cached_tokens
             positions = [past] * len(tokens) if self.spec_config.use_dynamic_tree else range(past, past + len(tokens))
+            if previous is not None and request.py_batch_idx is not None:
+                past += previous.tokens_per_gen_step
             self._add_sequence(rows, tokens, past, positions, request.py_prompt_len, request.py_request_id)
             rows.gather_ids.extend(range(begin, len(rows.input_ids)))
             rows.draft_tokens.extend(drafts)
@@ -211,8 +245,7 @@ class PyTorchModelEngine:
         rows.prompt_lengths.append(prompt_len)
         rows.request_ids.append(request_id)
 
-    def _upload(self, values: list[int], buffer: Tensor) -> Tensor:
-        """Copy to the front of a persistent device buffer and return that part of it."""
-        part = buffer[: len(values)]
-        part.copy_(host_tensor(values, self.device), non_blocking=True)
-        return part
+    def _upload(self, name: str, values: list[int]) -> Tensor:
+        """Copy to the front of the persistent device buffer of that name and return that part of it."""
+        buffer: Tensor = getattr(self, name)
+        return copy_to_device(name, buffer[: len(values)], host_tensor(values, self.device))

@@ -7,14 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.kv_cache_connector import KvCacheConnector
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
+from engines.portable.pyexecutor.overlap import SampleStateTensors
 from engines.portable.pyexecutor.resource_manager import KVCacheManager, SpecResourceManager
-from engines.portable.pyexecutor.sampler import SpecSampler
+from engines.portable.pyexecutor.sampler import SampleState, SpecSampler
 from scenarios import Phase
 from scenarios.tracer import PAD_TOKEN
 
@@ -31,10 +33,23 @@ class Iteration:
     finished: tuple[LlmRequest, ...] = ()
 
 
+@dataclass(frozen=True)
+class BatchState:
+    """A step that was launched: its iteration, and its outputs on the host, once they are there, and on the device."""
+
+    iteration: Iteration
+    sample_state: SampleState
+    device: SampleStateTensors
+
+
 class PyExecutor:
     """Runs iterations on one model engine, which survives what is tolerated.
 
-    active_requests    requests that have run and not ended, by id
+    With the overlap scheduler a served step is launched before the one before it is processed, that is, before its
+    tokens reach the requests, what they did not use of the KV cache is taken back, and those that are finished end.
+
+    active_requests    requests that have run and not ended, by id; of the step in flight only those known before
+    previous_batch     the step in flight, None without
     kv_connector       what is told of the target's pages to whoever transfers them
     kv_cache_managers  the target's, then that of a separate draft KV cache: whatever one is told the other is too
     """
@@ -49,6 +64,8 @@ class PyExecutor:
         draft_kv_cache_manager: KVCacheManager | None = None,
         attention_dp: AttentionDPPadding | None = None,
         guided_decoder: CapturableGuidedDecoder | None = None,
+        *,
+        disable_overlap_scheduler: bool = True,
     ) -> None:
         self.model_engine = model_engine
         self.kv_cache_manager = kv_cache_manager
@@ -59,7 +76,11 @@ class PyExecutor:
         self.guided_decoder = guided_decoder
         self.sampler = sampler
         self.attention_dp = attention_dp
+        self.disable_overlap_scheduler = disable_overlap_scheduler
         self.active_requests: dict[int, LlmRequest] = {}
+        self.previous_batch: BatchState | None = None
+        self._launched: BatchState | None = None
+        self._updated: BatchState | None = None
         self._errors_left = error_budget
 
     def schedule(self, iteration: Iteration) -> Iteration:
@@ -71,7 +92,7 @@ class PyExecutor:
         return replace(iteration, batch=batch)
 
     def step(self, iteration: Iteration) -> tuple[str, Exception | None]:
-        """Run one iteration.
+        """Run one iteration; one without a batch only processes the step in flight.
 
         Returns "ok", "tolerated" (the batch failed, the executor goes on) or "fatal" (it does not), and the
         exception of a failure.
@@ -79,18 +100,41 @@ class PyExecutor:
         error = self._forward_step(iteration)
         if error is not None:
             return self._handle_errors(iteration, error), error
-        batch = iteration.batch
         try:
-            for manager in self.kv_cache_managers:
-                manager.update_resources(batch)
+            self._process_batches()
         except Exception as error:
             # Past the forward upstream's loop handles nothing: it ends.
             return "fatal", error
-        self.kv_connector.update(batch.all_requests())
-        self._free(request for request in batch.all_requests() if request.is_dummy)
-        self.active_requests.update((r.py_request_id, r) for r in batch.all_requests() if not r.is_dummy)
-        self._terminate_requests(iteration.finished)
         return "ok", None
+
+    @property
+    def held_requests(self) -> list[int]:
+        """Ids of requests that own something: active ones, and those of the step in flight."""
+        launched = [] if self.previous_batch is None else self._running(self.previous_batch.iteration.batch)
+        return list(dict.fromkeys((*self.active_requests, *(request.py_request_id for request in launched))))
+
+    def _process_batches(self) -> None:
+        """Process what ``_run_batch`` has updated the requests from, and let what it launched take its place."""
+        done, self.previous_batch, self._launched = self._updated, self._launched, None
+        if done is not None:
+            self._process_batch(done.iteration)
+
+    def _process_batch(self, iteration: Iteration) -> None:
+        """What a step leaves to do once its tokens have reached the requests; their wasted rows leave nothing."""
+        running = self._running(iteration.batch)
+        for manager in self.kv_cache_managers:
+            manager.update_resources(iteration.batch)
+        launched = [] if self.previous_batch is None else self._running(self.previous_batch.iteration.batch)
+        # What was granted for the step that runs by now is theirs, too.
+        self.kv_connector.update([*running, *launched])
+        self._free(request for request in running if request.is_dummy)
+        self.active_requests.update((r.py_request_id, r) for r in running if not r.is_dummy)
+        self._terminate_requests(iteration.finished)
+
+    @staticmethod
+    def _running(batch: ScheduledRequests) -> list[LlmRequest]:
+        """Requests of a batch that have not ended since it was launched."""
+        return [request for request in batch.all_requests() if not request.is_finished]
 
     def _forward_step(self, iteration: Iteration) -> Exception | None:
         """Everything of an iteration that can fail; returns the exception."""
@@ -102,20 +146,53 @@ class PyExecutor:
         return None
 
     def _run_batch(self, iteration: Iteration) -> None:
+        """Launch the batch, and update the requests from the step before it; without overlap, from the batch itself."""
+        self._updated = self._launched = None
+        outputs = self._launch(iteration) if iteration.batch.all_requests() else None
+        overlaps = not (self.disable_overlap_scheduler or iteration.phase.is_startup)
+        if overlaps:
+            self._updated = self.previous_batch
+            if self._updated is not None:
+                for request in self._updated.iteration.batch.all_requests():
+                    request.py_batch_idx = None
+                self.sampler.update_requests(self._updated.sample_state)
+        if outputs is None:
+            return
+        launched = self._sample(iteration, outputs)
+        if overlaps:
+            self._launched = launched
+        else:
+            self.sampler.update_requests(launched.sample_state)
+            self._updated = launched
+
+    def _launch(self, iteration: Iteration) -> dict[str, Tensor]:
         batch, phase = iteration.batch, iteration.phase
         self._pad_draft_tokens(iteration)
         self._prepare_resources(batch)
         if self.guided_decoder is not None:
             self.guided_decoder.add_batch(batch, iteration.draft_len)
-        outputs = self.model_engine.forward(
+        return self.model_engine.forward(
             batch,
             iteration.draft_len,
             use_cuda_graph=phase is Phase.REPLAY,
             capture=phase is Phase.CAPTURE,
+            new_tensors_device=None if self.previous_batch is None else self.previous_batch.device,
         )
-        drafts = self.model_engine.spec_config.get_runtime_drafts(iteration.draft_len)
-        state = self.sampler.sample_async(batch, outputs, drafts)
-        self.sampler.update_requests(state)
+
+    def _sample(self, iteration: Iteration, outputs: dict[str, Tensor]) -> BatchState:
+        """Send the outputs to the host, and move the requests on as far as that is known already."""
+        spec_config, batch = self.model_engine.spec_config, iteration.batch
+        drafts = spec_config.get_runtime_drafts(iteration.draft_len)
+        width = spec_config.get_runtime_tokens_per_gen_step(iteration.draft_len)
+        state = self.sampler.sample_async(batch, outputs, drafts, width - 1)
+        for request in batch.context_requests:
+            request.move_to_next_context_chunk()
+        for row, request in enumerate(batch.all_requests()):
+            request.py_batch_idx = row
+        device = SampleStateTensors(
+            outputs["next_new_tokens"], outputs["new_tokens_lens"], outputs["next_draft_tokens"], drafts, width
+        )
+        return BatchState(iteration, state, device)
 
     def _prepare_resources(self, batch: ScheduledRequests) -> None:
         """Grant what the batch needs of each KV cache, then of what the worker keeps."""
@@ -139,8 +216,10 @@ class PyExecutor:
     def _handle_errors(self, iteration: Iteration, error: Exception) -> str:
         """Fail every active request and those of the batch, and say whether the executor goes on."""
         batch = iteration.batch.all_requests()
-        self._free([*self.active_requests.values(), *batch])
+        lost = () if self.previous_batch is None else self.previous_batch.iteration.batch.all_requests()
+        self._free([*self.active_requests.values(), *lost, *batch])
         self.active_requests.clear()
+        self.previous_batch = None
         if not self._tolerates(iteration.phase, error):
             return "fatal"
         if iteration.phase is not Phase.WARMUP:
@@ -159,6 +238,7 @@ class PyExecutor:
         """End requests that are finished."""
         for request in requests:
             del self.active_requests[request.py_request_id]
+            request.is_finished = True
             self._free([request])
 
     def _free(self, requests: Iterable[LlmRequest]) -> None:

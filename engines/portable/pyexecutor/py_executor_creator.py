@@ -101,6 +101,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             draft_kv_cache_manager=draft_kv_cache_manager,
         ),
         dist=dist,
+        enable_overlap=config.overlap,
     )
     return PyExecutor(
         model_engine,
@@ -111,6 +112,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         draft_kv_cache_manager,
         AttentionDPPadding(config, dist),
         guided_decoder,
+        disable_overlap_scheduler=not config.overlap,
     )
 
 
@@ -203,6 +205,7 @@ def _kv_cache_managers(
         "num_extra_kv_tokens": config.num_extra_kv_tokens,
         "device": device,
         "host_offload": config.host_offload,
+        "context_reserve_draft_tokens": spec_config.max_total_draft_tokens if config.overlap else 0,
     }
     target_class, draft_class = _cache_classes(config)
     target = partial(target_class, num_blocks=config.num_blocks, tokens_per_block=config.tokens_per_block, **common)

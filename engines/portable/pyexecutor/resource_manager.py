@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from engines.portable._utils import host_tensor
+from engines.portable.copies import copy_to_device, to_device
 from engines.portable.pyexecutor.host_offload import HostOffload
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from scenarios.tracer import EMPTY
@@ -21,6 +22,8 @@ class KVCacheManager:
     kv_cache_pools           int64 [num_layers, num_blocks, tokens_per_block], device
     layer_offsets            place in the pools of each layer that lives here
     kv_reserve_draft_tokens  drafts that a generation is granted room for at least, whatever the step's draft length
+    context_reserve_draft_tokens  the same of a prompt: with the overlap scheduler the host counts all rows of a step
+        in flight, and the draft length may have grown since the first chunk
     """
 
     def __init__(
@@ -36,8 +39,10 @@ class KVCacheManager:
         first_layer: int = 0,
         host_offload: bool = False,
         kv_reserve_draft_tokens: int = 0,
+        context_reserve_draft_tokens: int = 0,
     ) -> None:
         self.kv_reserve_draft_tokens = kv_reserve_draft_tokens
+        self.context_reserve_draft_tokens = context_reserve_draft_tokens
         self.tokens_per_block = tokens_per_block
         self.max_seq_len = max_seq_len
         # A request at its longest is granted one more set of draft slots (PR #12306).
@@ -90,7 +95,8 @@ class KVCacheManager:
         """
         for request in scheduled_batch.context_requests:
             if request.is_first_context_chunk:
-                drafts = len(request.py_draft_tokens)
+                reserved = 0 if request.is_dummy else self.context_reserve_draft_tokens
+                drafts = max(len(request.py_draft_tokens), reserved)
                 self._add_tokens(request, request.py_prompt_len + self.num_extra_kv_tokens + drafts)
         for request in scheduled_batch.generation_requests:
             self._add_tokens(request, 1 + max(len(request.py_draft_tokens), self.kv_reserve_draft_tokens))
@@ -98,6 +104,9 @@ class KVCacheManager:
     def update_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Take back what each generation of the step did not use."""
         for request in scheduled_batch.generation_requests:
+            if request.is_finished:
+                # It ended while this step was in flight, and owns nothing any more (PR #9693).
+                continue
             if request.py_rewind_len > 0:
                 self.rewind_kv_cache(request, request.py_rewind_len)
             reserved = self.kv_reserve_draft_tokens - request.py_rewind_len - request.py_num_accepted_draft_tokens
@@ -124,7 +133,7 @@ class KVCacheManager:
 
         K and V of a token lie in the same page here.
         """
-        dst[:, : len(request_ids)].copy_(self.get_block_table(request_ids).unsqueeze(1), non_blocking=True)
+        copy_to_device("block_offsets", dst[:, : len(request_ids)], self.get_block_table(request_ids).unsqueeze(1))
 
     def get_block_table(self, request_ids: Sequence[int]) -> torch.Tensor:
         """Where the pages of each request lie, in order: int32 [n, max_blocks_per_seq], host.
@@ -162,9 +171,8 @@ class KVCacheManager:
             # One statement: a page is free or owned, never neither.
             blocks.append(self._free_blocks.pop())
         if len(blocks) > owned:
-            granted = host_tensor(self._memory_pool_indices(blocks[owned:]), self.device).to(
-                self.device, non_blocking=True
-            )
+            pages = host_tensor(self._memory_pool_indices(blocks[owned:]), self.device)
+            granted = to_device("granted_blocks", pages, self.device)
             self.kv_cache_pools.index_fill_(1, granted.long(), EMPTY)
 
     def _memory_pool_indices(self, block_ids: list[int]) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor, is_current_stream_capturing, is_graph_warmup
+from engines.portable.copies import copy_to_device
 from engines.portable.models import DFlashDraftModel
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.capture import CapturingSpecMetadata
@@ -37,7 +38,7 @@ class DFlashSpecMetadata(CapturingSpecMetadata):
         super().prepare()
         assert self.request_ids is not None
         slots = self.seq_slot_manager.get_slots(self.request_ids)
-        self.batch_to_slot[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
+        copy_to_device("batch_to_slot", self.batch_to_slot[: len(slots)], host_tensor(slots, self.device))
 
     def get_hidden_states(self, num_tokens: int) -> Tensor:
         """What was captured of the step's tokens: int64 [num_tokens, hidden_size * layers]."""

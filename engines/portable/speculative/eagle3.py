@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor
+from engines.portable.copies import copy_to_device
 from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, Eagle3DraftModel
 from engines.portable.speculative.capture import CapturingSpecMetadata
 from engines.portable.speculative.drafter import Drafter, Setting
@@ -77,7 +78,7 @@ class Eagle3OneModelSpecMetadata(CapturingSpecMetadata):
         if isinstance(self.spec_resource_manager, Eagle3ResourceManager):
             assert self.request_ids is not None
             slots = self.spec_resource_manager.slot_manager.get_slots(self.request_ids)
-            self.slot_ids[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
+            copy_to_device("slot_ids", self.slot_ids[: len(slots)], host_tensor(slots, self.device))
 
     def dp_num_tokens(self, num_tokens: int, num_generations: int) -> int:
         """Tokens that the ranks of attention data parallelism count: Eagle3 leaves the drafts out, at most Kmax each.

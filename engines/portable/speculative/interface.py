@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from engines.portable._utils import host_tensor, is_graph_warmup
 from engines.portable.attention.backends.interface import AttentionMetadata
+from engines.portable.copies import copy_to_device
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.sa_enhancer import SADraftEnhancer
 
@@ -153,7 +154,7 @@ class SpecMetadata:
         """Fill the buffers from the fields of the step."""
         assert self.request_ids is not None, "prepare: request_ids is not set"
         n = len(self.request_ids)
-        self.batch_indices_cuda[:n].copy_(host_tensor(range(n), self.device), non_blocking=True)
+        copy_to_device("batch_indices_cuda", self.batch_indices_cuda[:n], host_tensor(range(n), self.device))
         if self.sa_manager is not None:
             self.sa_manager.prepare(self.request_ids[self._first_sa_row() :])
 
@@ -179,7 +180,7 @@ class SpecMetadata:
         if context_requests:
             tokens = [request.prompt_lookahead_token for request in context_requests]
             values = host_tensor([INVALID_PROMPT_LOOKAHEAD_TOKEN if t is None else t for t in tokens], self.device)
-            self.context_prompt_lookahead_tokens[: len(tokens)].copy_(values, non_blocking=True)
+            copy_to_device("lookahead_tokens", self.context_prompt_lookahead_tokens[: len(tokens)], values)
 
     def create_cuda_graph_metadata(self, max_batch_size: int) -> SpecMetadata:
         """The metadata of a graph of ``max_batch_size`` generations, with buffers of its own."""

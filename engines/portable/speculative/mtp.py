@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor
+from engines.portable.copies import copy_to_device
 from engines.portable.models import HIDDEN_SIZE, MTPDraftModel, MTPEagleDraftModel
 from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.drafter import Drafter, Setting
@@ -57,7 +58,7 @@ class MTPSpecMetadata(SpecMetadata):
         assert self.request_ids is not None
         self.num_tokens = self.dp_num_tokens(self.num_tokens, self.num_generations)
         slots = self.mtp_hidden_states_manager.slot_manager.get_slots(self.request_ids)
-        self.slot_ids[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
+        copy_to_device("slot_ids", self.slot_ids[: len(slots)], host_tensor(slots, self.device))
 
     def dp_num_tokens(self, num_tokens: int, num_generations: int) -> int:
         """Of a rank's tokens those that it tells the other ranks of attention data parallelism: what a layer is fed.

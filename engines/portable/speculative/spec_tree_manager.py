@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor
+from engines.portable.copies import to_device
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.dynamic_tree_ops import NO_NODE, DynamicTree, pack_mask, packed_words
@@ -78,4 +79,4 @@ class SpecTreeManager(SpecResourceManager):
 
     def _upload(self, slots: Sequence[int]) -> Tensor:
         device = self.slot_storage.device
-        return host_tensor(slots, device).to(device, non_blocking=True).long()
+        return to_device("tree_slots", host_tensor(slots, device), device).long()

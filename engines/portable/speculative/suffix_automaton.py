@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor
+from engines.portable.copies import copy_to_device
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.drafter import Setting
@@ -68,10 +69,10 @@ class SuffixAutomatonManager(SpecResourceManager):
         """Upload the texts of requests that have started, and the slots of the batch."""
         while self._pending:
             slot, tokens = self._pending.popitem()
-            self.text[slot, : len(tokens)].copy_(host_tensor(tokens, self.device), non_blocking=True)
+            copy_to_device("automaton.text", self.text[slot, : len(tokens)], host_tensor(tokens, self.device))
             self.text_lens[slot].fill_(len(tokens))
         slots = self.slot_manager.get_slots(request_ids)
-        self.batch_slots[: len(slots)].copy_(host_tensor(slots, self.device), non_blocking=True)
+        copy_to_device("automaton.batch_slots", self.batch_slots[: len(slots)], host_tensor(slots, self.device))
 
     def extend(self, accepted_tokens: Tensor, num_accepted_tokens: Tensor, max_draft_len: int) -> tuple[Tensor, Tensor]:
         """Append to each row's text the first ``num_accepted_tokens``, int32 [n], of its tokens, int32 [n, any]; draft.

@@ -175,7 +175,7 @@ def test_a_graph_reads_its_static_inputs() -> None:
         return {"input_ids": ints([value] * 2), "position_ids": ints([[0, 1]]), "attn_metadata": metadata}
 
     runner.get_graph_metadata((2, 0), metadata, metadata)
-    outputs = runner.capture((2, 0), forward, inputs(10))
+    outputs = runner.capture((2, 0), forward, inputs(10), lambda inputs: None)
     assert metadata.kv_lens_cuda.tolist() == [5, 6, 102]
     assert metadata.updates == 3
     assert runner.replay((2, 0), inputs(20)) is outputs

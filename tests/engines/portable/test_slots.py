@@ -55,3 +55,27 @@ def test_a_request_that_sits_steps_out_keeps_its_slot_and_a_failure_frees_all(wo
     owned = [session.step(step) and dict(slots._slots) for step in case.steps]
     assert owned == [{0: 0, 1: 1}, {0: 0, 1: 1}, {0: 0}, {0: 0, 2: 1}, {}]
     assert len(slots._free_slots) == case.config.num_blocks
+
+
+@pytest.mark.parametrize(("worker", "field"), [("SAWorker", "automaton"), ("MTPWorker", "mtp_past_tokens")])
+def test_a_request_that_has_lost_its_slot_has_nothing_to_show(
+    worker: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that loses a slot is what the suite is to find; looking at it must not fail."""
+    free = SpecResourceManager.prepare_resources
+
+    def prepare_resources(self: SpecResourceManager, batch: ScheduledRequests) -> None:
+        free(self, batch)
+        self.slot_manager.remove_slot(0)
+
+    steps = (
+        Step(draft_len=3, contexts=(context(worker, 0, 5), context(worker, 1, 4))),
+        Step(draft_len=3, generations=generations([1], 3)),
+    )
+    case = scenario(worker, (5, 4), *steps)
+    session = ENGINE.open(case.config, case.requests)
+    session.step(steps[0])
+    monkeypatch.setattr(SpecResourceManager, "prepare_resources", prepare_resources)
+    updated = session.step(steps[1]).find("updated")
+    assert updated is not None
+    assert set(updated[field]) == {1}

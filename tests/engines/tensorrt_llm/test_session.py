@@ -124,7 +124,7 @@ def test_the_trace_is_that_of_the_portable_engine_and_both_leave_the_process_as_
 def values(step, left_out=()):
     """A step's outcome and fields but for objects, by label or by name, and what the workers keep to themselves."""
     own = {"identity", "shared_with_eager", "worker_state", "spec_num_tokens", "num_capture_tokens", *left_out}
-    own |= {"slot_ids", "spec_slots"}
+    own |= {"slot_ids", "spec_slots", "racing_copies"}
     substeps = [(s.key, s.phase, {k: v for k, v in s.fields.items() if k not in own}) for s in step.substeps]
     return step.outcome, step.fired, substeps
 

@@ -1,7 +1,7 @@
 """PARDWorker violates kv-lens-balanced.
 
 Exported by specfuzz from finding b4b491a8, found on engine tensorrt_llm. Known bugs with this
-symptom: TRT-01 (PR #16382).
+symptom: TRT-01 (PR #16382), TRT-37.
 
     steps[0] failed: kv_lens_cuda is [6] and should be one of [[5], [7]]
 

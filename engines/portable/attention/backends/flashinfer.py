@@ -14,6 +14,7 @@ from engines.page_tracer import ViewTracer
 from engines.portable._utils import host_tensor, is_current_stream_capturing, maybe_pin_memory
 from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.attention.backends.trtllm import TARGET_LAYER
+from engines.portable.copies import copy_to_device, to_device
 from engines.portable.memory_buffer_utils import Buffers
 from engines.tracer import Cache, Rows, locate
 
@@ -109,10 +110,10 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         if 0 < contexts < n:
             assert not self.is_cuda_graph, "prepare: a graph holds contexts or generations, not both"
             totals = torch.nn.functional.pad(blocks.cumsum(0), (1, 0)).int()
-            self._paged_kv_indptr = maybe_pin_memory(totals, self.device).to(self.device, non_blocking=True)
+            self._paged_kv_indptr = to_device("paged_kv_indptr", maybe_pin_memory(totals, self.device), self.device)
 
     def _upload(self, buffer: Tensor, values: Tensor) -> None:
-        buffer[: len(values)].copy_(maybe_pin_memory(values, self.device), non_blocking=True)
+        copy_to_device("flashinfer", buffer[: len(values)], maybe_pin_memory(values, self.device))
 
     def _plan(self) -> None:
         if is_current_stream_capturing():
@@ -189,6 +190,8 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         # A copy: upstream's draft loop writes into the target's own lengths when it goes on with the view.
         self.seq_lens, self.num_contexts = target.seq_lens.clone(), target.num_contexts
         self.prepare()
+        # The draft loop writes into the host's lengths, while the copy from what was prepared may not have run.
+        self._seq_lens = self.seq_lens.clone()
         assert self._draft_kv_runtime_lens is not None, "only the view of a drafter is brought up to date"
         self._draft_kv_runtime_lens[:n].copy_(target._kv_lens())
         if not self.num_contexts:

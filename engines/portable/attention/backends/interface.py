@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engines.portable._utils import default_device, maybe_pin_memory
+from engines.portable.copies import copy_to_device, to_device
 
 if TYPE_CHECKING:
     from engines.portable.memory_buffer_utils import Buffers
@@ -140,9 +141,9 @@ class AttentionMetadata:
         self._seq_lens = maybe_pin_memory(value, self.device)
         if self.is_cuda_graph and self._seq_lens_cuda is not None:
             # The captured graph knows this address.
-            self._seq_lens_cuda.copy_(self._seq_lens, non_blocking=True)
+            copy_to_device("_seq_lens_cuda", self._seq_lens_cuda, self._seq_lens)
         else:
-            self._seq_lens_cuda = self._seq_lens.to(self.device, non_blocking=True, copy=True)
+            self._seq_lens_cuda = to_device("_seq_lens_cuda", self._seq_lens, self.device, copy=True)
         if self.has_cross_sub_metadata:
             assert self.cross is not None
             self.cross._seq_lens, self.cross._seq_lens_cuda = self._seq_lens, self._seq_lens_cuda
@@ -166,9 +167,9 @@ class AttentionMetadata:
         self.on_update()
         self._seq_lens_kv = maybe_pin_memory(value, self.device)
         if self.is_cuda_graph and self._seq_lens_kv_cuda is not None:
-            self._seq_lens_kv_cuda.copy_(self._seq_lens_kv, non_blocking=True)
+            copy_to_device("_seq_lens_kv_cuda", self._seq_lens_kv_cuda, self._seq_lens_kv)
         else:
-            self._seq_lens_kv_cuda = self._seq_lens_kv.to(self.device, non_blocking=True, copy=True)
+            self._seq_lens_kv_cuda = to_device("_seq_lens_kv_cuda", self._seq_lens_kv, self.device, copy=True)
 
     seq_lens_kv: torch.Tensor = argument_property(_get_seq_lens_kv, _set_seq_lens_kv, None)  # noqa: RUF009
 

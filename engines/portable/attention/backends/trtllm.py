@@ -11,6 +11,7 @@ from torch import Tensor
 from engines.portable._utils import host_tensor, maybe_pin_memory
 from engines.portable.attention.backends.context_mla import ChunkPlan, plan_chunks
 from engines.portable.attention.backends.interface import AttentionMetadata, AttentionRuntimeFeatures, KVCacheParams
+from engines.portable.copies import copy_to_device
 from engines.tracer import Cache, Masks, Rows, Tracer, TreeTracer, locate
 
 TARGET_LAYER: Final = 0
@@ -140,7 +141,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         assert self.kv_cache_params is not None, "prepare: kv_cache_params is not set"
         prompt_lens = host_tensor(self.prompt_lens, self.device)
         self.prompt_lens_cpu[: len(prompt_lens)].copy_(prompt_lens)
-        self.prompt_lens_cuda[: len(prompt_lens)].copy_(prompt_lens, non_blocking=True)
+        copy_to_device("prompt_lens_cuda", self.prompt_lens_cuda[: len(prompt_lens)], prompt_lens)
         self._prepare_kv_lens(self.kv_cache_params)
         if self.kv_cache_manager is not None:
             self._prepare_tables(self.kv_cache_params.num_extra_kv_tokens)
@@ -154,7 +155,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         if params.use_cache:
             kv = maybe_pin_memory(torch.tensor(params.num_cached_tokens_per_seq, dtype=torch.int32) + kv, self.device)
         self.kv_lens[:n].copy_(kv + params.num_extra_kv_tokens)
-        self.kv_lens_cuda[:n].copy_(kv, non_blocking=True)
+        copy_to_device("kv_lens_cuda", self.kv_lens_cuda[:n], kv)
         self.kv_lens_runtime = kv
         lens = kv.tolist()
         self.host_total_kv_lens.copy_(torch.tensor([sum(lens[:contexts]), sum(lens[contexts:])], dtype=torch.int32))
@@ -190,7 +191,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         totals = {"ctx_cached_token_indptr": cached, "ctx_uncached_token_indptr": new, "ctx_kv_indptr": cached + new}
         for name, lens in totals.items():
             values = maybe_pin_memory(lens.cumsum(0), self.device)
-            getattr(self, name)[1 : contexts + 1].copy_(values, non_blocking=True)
+            copy_to_device(name, getattr(self, name)[1 : contexts + 1], values)
 
     def prepare_context_mla_with_cached_kv(self) -> None:
         """Tell an MLA that reads what is cached of the contexts how much of it there is, and in which loops to."""
@@ -211,7 +212,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         ids = self.kv_cache_manager.get_block_ids_per_seq(self.request_ids)
         for buffer, rows in ((self.kv_block_ids_per_seq, ids), (self.block_ids_per_seq, ids[self.num_contexts :])):
             buffer.zero_()
-            buffer[: len(rows), : ids.shape[1]].copy_(rows, non_blocking=True)
+            copy_to_device("flash_mla.block_ids", buffer[: len(rows), : ids.shape[1]], rows)
 
     def prepare_encoder_only(self) -> None:
         """Fill what an encoder's layers read: lengths alone, contexts only. Outside graphs nothing is copied."""
@@ -234,7 +235,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
     def prepare_encoder_cuda_graph_replay(self, seq_lens: Tensor, padded_num_tokens: int) -> None:
         """Write the lengths of a batch, int32 [n], in place, and count its tokens as the graph has them."""
         self.seq_lens.copy_(seq_lens)
-        self.seq_lens_cuda.copy_(self.seq_lens, non_blocking=True)
+        copy_to_device("_seq_lens_cuda", self.seq_lens_cuda, self.seq_lens)
         self._num_tokens = self._num_ctx_tokens = padded_num_tokens
         self.host_total_kv_lens[0] = padded_num_tokens
 

@@ -12,6 +12,7 @@ from engines.portable.attention.backends.sparse.deepseek_v4.cache_manager import
 from engines.portable.attention.backends.sparse.dsa.indexer import Indexer, slots_of
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.copies import copy_to_device
 
 
 def _power_of_two(count: int) -> int:
@@ -98,14 +99,14 @@ class DeepseekV4TrtllmAttentionMetadata(DSAtrtllmAttentionMetadata):
         if self._compresses:
             tables += self.compress_block_tables.values()
         for buffer in tables:
-            buffer[: len(table)].copy_(maybe_pin_memory(table, self.device), non_blocking=True)
+            copy_to_device("block_tables", buffer[: len(table)], maybe_pin_memory(table, self.device))
 
     def prepare_for_indexer_k_cache(self) -> None:
         """Write the table of the indexer's pages."""
         assert self.request_ids is not None, "prepare: request_ids is not set"
         self.host_indexer_k_cache_block_offsets = self.kv_cache_manager.get_pool_block_indices(self.request_ids)
         pages = maybe_pin_memory(self.host_indexer_k_cache_block_offsets, self.device)
-        self.indexer_k_cache_block_offsets[: len(pages)].copy_(pages, non_blocking=True)
+        copy_to_device("indexer_k_cache_block_offsets", self.indexer_k_cache_block_offsets[: len(pages)], pages)
 
     @property
     def _compresses(self) -> bool:

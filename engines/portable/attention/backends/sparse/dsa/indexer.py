@@ -10,6 +10,7 @@ from torch import Tensor
 from engines.portable._utils import maybe_pin_memory
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.sparse.dsa.prefill import IndexerParams, split_prefill_chunks
+from engines.portable.copies import copy_to_device, to_device
 from engines.tracer import Rows
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class Indexer:
         req_idx, positions = params.all_positions(metadata.num_contexts)
         slots = slots_of(positions, metadata.host_indexer_k_cache_block_offsets, req_idx, metadata.kv_cache_manager)
         fp8, scale = (maybe_pin_memory(values, metadata.device) for values in slots)
-        metadata.slot_mapping_fp8_fullkv = fp8.to(metadata.device, non_blocking=True)
-        metadata.slot_mapping_scale_fullkv = scale.to(metadata.device, non_blocking=True)
+        metadata.slot_mapping_fp8_fullkv = to_device("slot_mapping_fp8_fullkv", fp8, metadata.device)
+        metadata.slot_mapping_scale_fullkv = to_device("slot_mapping_scale_fullkv", scale, metadata.device)
 
     @staticmethod
     def last_keys(metadata: DSAtrtllmAttentionMetadata, rows: Rows) -> Tensor:
@@ -92,7 +93,7 @@ class Indexer:
 
 
 def _upload(buffer: Tensor, values: Tensor, metadata: DSAtrtllmAttentionMetadata) -> None:
-    buffer.copy_(maybe_pin_memory(values, metadata.device), non_blocking=True)
+    copy_to_device("indexer", buffer, maybe_pin_memory(values, metadata.device))
 
 
 def transform_local_topk_and_prepare_pool_view(topk_indices: Tensor, metadata: DSAtrtllmAttentionMetadata) -> Tensor:

@@ -13,6 +13,7 @@ from engines.portable.attention.backends.sparse.dsa.dsl_topk import FP4_ATOMS, F
 from engines.portable.attention.backends.sparse.dsa.indexer import Indexer, slots_of
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
+from engines.portable.copies import copy_to_device
 
 if TYPE_CHECKING:
     from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
@@ -161,7 +162,7 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         """Name the row of each token."""
         rows = torch.repeat_interleave(torch.arange(self.num_seqs, dtype=torch.int32), self.seq_lens)
         self.host_req_idx_per_token = maybe_pin_memory(rows, self.device)
-        self.req_idx_per_token[: self.num_tokens].copy_(self.host_req_idx_per_token, non_blocking=True)
+        copy_to_device("req_idx_per_token", self.req_idx_per_token[: self.num_tokens], self.host_req_idx_per_token)
 
     def prepare_for_indexer_k_cache(self) -> None:
         """Write the tables of pages, the indexer's and the one that selected positions are read through.
@@ -173,19 +174,22 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         n, manager = self.num_seqs, self.kv_cache_manager
         pages = manager.get_pool_block_indices(self.request_ids)
         self.host_indexer_k_cache_block_offsets = pages * manager.indexer_k_cache_page_scale
-        self.indexer_k_cache_block_offsets[:n].copy_(
-            maybe_pin_memory(self.host_indexer_k_cache_block_offsets, self.device), non_blocking=True
+        copy_to_device(
+            "indexer_k_cache_block_offsets",
+            self.indexer_k_cache_block_offsets[:n],
+            maybe_pin_memory(self.host_indexer_k_cache_block_offsets, self.device),
         )
         used = (self.kv_lens[:n] + manager.tokens_per_block - 1) // manager.tokens_per_block
         table = torch.where(torch.arange(pages.shape[1]) < used.unsqueeze(1), pages, -1)
-        self.block_table[:n].copy_(maybe_pin_memory(table, self.device), non_blocking=True)
+        copy_to_device("block_table", self.block_table[:n], maybe_pin_memory(table, self.device))
 
     def prepare_for_spec_decode(self) -> None:
         """Repeat the pages of each generation, and choose how the kernel splits their rows where it does."""
         params, generations, next_n = self.sparse_metadata_params, self.num_generations, 1 + self.max_draft_tokens
         if generations and self.expands_generations:
             table = self.host_indexer_k_cache_block_offsets[self.num_contexts :].repeat_interleave(next_n, 0)
-            self.block_table_expanded[: len(table)].copy_(maybe_pin_memory(table, self.device), non_blocking=True)
+            table = maybe_pin_memory(table, self.device)
+            copy_to_device("block_table_expanded", self.block_table_expanded[: len(table)], table)
         if generations and params.use_cute_dsl_topk:
             atoms = FP4_ATOMS if self.kv_cache_manager.use_fp4 else FP8_ATOMS
             longest = max(self.kv_lens_runtime[self.num_contexts :].tolist())
@@ -231,19 +235,20 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         return (*super()._fields_with_draft_twins(), *_CACHE_FIELDS)
 
     def _refer_to_draft_twins(self) -> None:
-        """Also write them, tables and slots: all but in a graph, whose runner does it before each replay.
+        """Also write them: tables all but in a graph, whose runner does it before each replay.
 
-        The slots are those of the target's layout, by host lengths; a drafter that feeds other rows tells the hooks.
+        The slots are those of the target's layout; a drafter that feeds other rows tells the hooks. They follow the
+        device's lengths, in a graph too: the host's run ahead with the overlap scheduler, and upstream, which goes by
+        them, has the first draft forward write behind its place.
         """
         super()._refer_to_draft_twins()
         self._invalidate_pool_view_cache()
         if not is_current_stream_capturing():
             self.prepare_for_indexer_k_cache()
             self.prepare_for_spec_decode()
-            params = Indexer.params(self)
-            Indexer.recompute_slot_mappings(self, params)
             if self.num_contexts:
-                Indexer.recompute_full_slot_mappings(self, params)
+                Indexer.recompute_full_slot_mappings(self, Indexer.params(self))
+        self._update_slot_mappings()
 
     def _update_req_idx_per_token(self) -> None:
         """Row of each token by the device's lengths."""

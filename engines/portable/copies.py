@@ -1,0 +1,114 @@
+"""Copies from host to device as a device sees them: they run some time after they were queued.
+
+Until then their source must stay as it is (PR #15546, #16088, #14008). Without a device every copy is done at once and
+no such mistake shows in any result; so each goes through this module, which remembers the source until the copy has
+certainly run: when the host has waited for a step that was launched later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engines.portable.graphs import CpuGraph
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A queued copy. ``version`` counts writes on the source; None for a tensor that does not count them."""
+
+    number: int
+    name: str
+    source: Tensor
+    version: int | None
+    content: Tensor
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether the source was written since. Raw pointers write without being counted, so it is compared too."""
+        rewritten = self.version is not None and self.source._version != self.version
+        return rewritten or not torch.equal(self.source, self.content)
+
+
+class HostCopies:
+    """Copies of one engine that may not have run yet."""
+
+    def __init__(self) -> None:
+        self._pending: list[_Copy] = []
+        self._queued = 0
+        self._racing: list[str] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Remember the copies that are queued inside."""
+        global _watching
+        outer, _watching = _watching, self
+        try:
+            yield
+        finally:
+            _watching = outer
+
+    def queue(self, name: str, source: Tensor) -> None:
+        """A copy is being queued. What a graph records is no such copy."""
+        if source.device.type != "cpu" or CpuGraph.recording:
+            return
+        # Out of sight of torch function modes, which count calls of the engine.
+        with torch._C.DisableTorchFunction():
+            version = None if source.is_inference() else source._version
+            self._pending.append(_Copy(self._queued, name, source, version, source.clone()))
+        self._queued += 1
+
+    def record_event(self) -> int:
+        """A point behind all copies queued so far."""
+        return self._queued
+
+    def synchronize(self, event: int) -> None:
+        """The host has waited until the device has passed that point."""
+        self._look()
+        self._pending = [copy for copy in self._pending if copy.number >= event]
+
+    def take_racing(self) -> list[str]:
+        """Names of the copies whose source was written before they had certainly run; each is told once."""
+        self._look()
+        racing, self._racing = sorted(self._racing), []
+        return racing
+
+    def _look(self) -> None:
+        with torch._C.DisableTorchFunction():
+            overtaken = [copy for copy in self._pending if copy.is_overtaken]
+        if overtaken:
+            self._racing += [copy.name for copy in overtaken]
+            told = {copy.number for copy in overtaken}
+            self._pending = [copy for copy in self._pending if copy.number not in told]
+
+
+_watching: HostCopies | None = None
+
+
+def copy_to_device(name: str, destination: Tensor, source: Tensor) -> Tensor:
+    """Queue the copy of a host tensor to a device tensor, which is returned. ``name`` says which, in a report."""
+    if _watching is not None:
+        _watching.queue(name, source)
+    return destination.copy_(source, non_blocking=True)
+
+
+def to_device(name: str, source: Tensor, device: torch.device, *, copy: bool = False) -> Tensor:
+    """A device tensor with what a host tensor holds, once the copy that this queues has run."""
+    if _watching is not None:
+        _watching.queue(name, source)
+    return source.to(device, non_blocking=True, copy=copy)
+
+
+def record_event() -> int:
+    """See ``HostCopies.record_event``; nothing without one that watches."""
+    return 0 if _watching is None else _watching.record_event()
+
+
+def synchronize(event: int) -> None:
+    """See ``HostCopies.synchronize``."""
+    if _watching is not None:
+        _watching.synchronize(event)

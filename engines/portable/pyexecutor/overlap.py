@@ -1,0 +1,113 @@
+"""What the overlap scheduler puts right on the device: inputs that depend on a step that the host has not seen yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from engines.portable._utils import host_tensor
+from engines.portable.copies import copy_to_device
+from engines.portable.pyexecutor.llm_request import LlmRequest
+from scenarios.tracer import PAD_TOKEN
+
+NO_PREVIOUS_ROW: Final = -1
+
+
+@dataclass(frozen=True)
+class SampleStateTensors:
+    """Outputs of the step in flight, on the device, row by row.
+
+    next_new_tokens      int32 [n, drafts + 1]
+    new_tokens_lens      int32 [n]
+    next_draft_tokens    int32 [n, drafts]
+    runtime_draft_len    drafts of a row that were made; its other draft slots are padding
+    tokens_per_gen_step  rows of each generation of that step: what the host counts of every request in it
+    """
+
+    next_new_tokens: Tensor
+    new_tokens_lens: Tensor
+    next_draft_tokens: Tensor
+    runtime_draft_len: int
+    tokens_per_gen_step: int
+
+
+class OverlapInputs:
+    """Corrections of one step's inputs. Their addresses are part of every graph.
+
+    With rows of the step in flight, the host has neither the tokens of those requests nor knows how many of them were
+    accepted: it counts all. The tokens are gathered when inputs are prepared; positions and KV lengths are corrected in
+    the forward, which a graph replays.
+
+    previous_batch_indices_cuda     int64 [rows]: row in flight of each generation, -1 where it has none
+    previous_kv_lens_offsets_cuda   int32 [rows]: accepted tokens less those that the host has counted, else 0
+    previous_pos_id_offsets_cuda    int32 [max_num_tokens]: accepted tokens, for each row of a generation, else 0
+    """
+
+    def __init__(self, max_num_requests: int, max_num_tokens: int, device: torch.device) -> None:
+        self.device = device
+        self.previous_batch_indices_cuda = torch.full(
+            (max_num_requests,), NO_PREVIOUS_ROW, dtype=torch.int64, device=device
+        )
+        self.previous_kv_lens_offsets_cuda = torch.zeros(max_num_requests, dtype=torch.int32, device=device)
+        self.previous_pos_id_offsets_cuda = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
+
+    def prepare(
+        self,
+        generations: Sequence[LlmRequest],
+        width: int,
+        runtime_draft_len: int,
+        previous: SampleStateTensors | None,
+        input_ids: Tensor,
+        draft_tokens: Tensor,
+    ) -> None:
+        """Fill the buffers for generations of ``width`` rows each, and fetch the tokens of those that are in flight.
+
+        Of what these drafted ``runtime_draft_len`` are verified at most; other draft slots are padding.
+
+        input_ids     int32 [len(generations) * width], device; written in place where the host knew no better
+        draft_tokens  int32 [len(generations) * (width - 1)], device; likewise
+        """
+        n = len(generations)
+        offsets = self.previous_kv_lens_offsets_cuda[:n]
+        positions = self.previous_pos_id_offsets_cuda[: n * width]
+        indices = self.previous_batch_indices_cuda[:n]
+        if previous is None:
+            # Graphs and start-up come this way too: what an earlier step left here must not count.
+            for buffer, value in ((indices, NO_PREVIOUS_ROW), (offsets, 0), (positions, 0)):
+                buffer.fill_(value)
+            return
+        rows = host_tensor(self._rows(generations), self.device)
+        copy_to_device("previous_batch_indices_cuda", indices, rows)
+        in_flight, place = indices >= 0, indices.clamp(min=0)
+        accepted = torch.where(in_flight, previous.new_tokens_lens.index_select(0, place), 0)
+        offsets.copy_(torch.where(in_flight, accepted - previous.tokens_per_gen_step, 0))
+        positions.view(n, width).copy_(accepted.unsqueeze(1).expand(-1, width))
+        known = in_flight.unsqueeze(1)
+        made = previous.next_draft_tokens[:, : min(previous.runtime_draft_len, runtime_draft_len)]
+        padded = torch.nn.functional.pad(made, (0, width - 1 - made.shape[1]), value=PAD_TOKEN)
+        drafts = padded.index_select(0, place)
+        tokens = torch.cat([previous.next_new_tokens.index_select(0, place)[:, :1], drafts], dim=1)
+        for buffer, fetched in ((input_ids.view(n, width), tokens), (draft_tokens.view(n, width - 1), drafts)):
+            buffer.copy_(torch.where(known, fetched, buffer))
+
+    @staticmethod
+    def _rows(generations: Sequence[LlmRequest]) -> list[int]:
+        """Row in flight of each request: they may be left out of a batch, or stand in it in another order."""
+        return [NO_PREVIOUS_ROW if r.py_batch_idx is None else r.py_batch_idx for r in generations]
+
+    def correct(self, inputs: dict[str, Any]) -> None:
+        """Move positions and KV lengths of the generations, in place, to where they are."""
+        attn_metadata = inputs["attn_metadata"]
+        contexts, n = attn_metadata.num_contexts, attn_metadata.num_seqs
+        attn_metadata.kv_lens_cuda[contexts:n].add_(self.previous_kv_lens_offsets_cuda[: n - contexts])
+        in_generations = inputs["position_ids"][0, attn_metadata.num_ctx_tokens :]
+        in_generations.add_(self.previous_pos_id_offsets_cuda[: len(in_generations)])
+
+    def take_back(self, inputs: dict[str, Any]) -> None:
+        """Undo what ``correct`` did to the positions, which the next forward on the same inputs does again."""
+        in_generations = inputs["position_ids"][0, inputs["attn_metadata"].num_ctx_tokens :]
+        in_generations.sub_(self.previous_pos_id_offsets_cuda[: len(in_generations)])

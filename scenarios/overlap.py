@@ -1,0 +1,56 @@
+"""The overlap scheduler: a step is launched while the host has yet to learn what the step before it came to.
+
+Which configurations may have it, and what an iteration without a batch may say.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from scenarios.errors import require
+from scenarios.model import BACKENDS, Config, Phase, Step
+
+_HOST_DECIDES: Final = (
+    "guided_decoding",
+    "use_relaxed_acceptance_for_thinking",
+    "force_num_accepted_tokens",
+    "sa_threshold",
+    "host_offload",
+)
+"""What is not combined with it: mostly, what the host prepares from tokens that it does not know yet."""
+
+
+def overlaps_on(backend: str) -> bool:
+    """Whether the overlap scheduler is combined with an attention backend, by name."""
+    traits = BACKENDS[backend]
+    return not (traits.compressed or traits.draft_view or traits.one_page)
+
+
+def check_overlap(config: Config) -> None:
+    """Raise ``ScenarioError`` for what is not combined with the overlap scheduler."""
+    if not config.overlap:
+        return
+    for name in _HOST_DECIDES:
+        require(not getattr(config, name), f"config.{name}", "is not combined with overlap", "leave one of them out")
+    require(
+        overlaps_on(config.attention_backend),
+        "config.overlap",
+        f"is not combined with attention_backend {config.attention_backend}",
+        "leave one of them out",
+    )
+    require(
+        config.attention_dp_size == 1,
+        "config.attention_dp_size",
+        f"{config.attention_dp_size} ranks are not combined with overlap",
+        "leave one of them out",
+    )
+
+
+def check_idle(config: Config, step: Step, in_flight: bool, field: str) -> None:
+    """Raise ``ScenarioError`` unless a step without rows is an iteration that only processes the step in flight."""
+    require(config.overlap, field, "the batch is empty", "add a context or a generation")
+    require(in_flight, field, "the batch is empty and no step is in flight", "add a context or a generation")
+    phase = step.phase
+    require(phase is Phase.EAGER, f"{field}.phase", f"is {phase.value} in a step without rows", "leave it out")
+    require(not step.finish, f"{field}.finish", "nothing runs in a step without rows", "write it in the step before")
+    require(step.fault is None, f"{field}.fault", "nothing runs in a step without rows", "remove it")
