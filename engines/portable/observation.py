@@ -12,7 +12,6 @@ from torch import Tensor
 from engines.portable import cache_observation, compressed_observation
 from engines.portable._utils import is_current_stream_capturing
 from engines.portable.attention.backends.interface import AttentionMetadata
-from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.cache_observation import CacheObserver, Committed
 from engines.portable.compressed_observation import CompressedObserver
@@ -71,8 +70,7 @@ class Labels:
 
 def _sparse_observer(config: Config, executor: PyExecutor) -> tuple[SparseObserver | None, tuple[str, ...]]:
     """Who reads what a sparse backend has beside a dense one, and its tensors whose identity matters."""
-    backend = BACKENDS[config.attention_backend]
-    managers = [manager for manager in executor.kv_cache_managers if isinstance(manager, DSACacheManager)]
+    backend, managers = BACKENDS[config.attention_backend], executor.kv_cache_managers
     if backend.compressed:
         return CompressedObserver(managers), compressed_observation.DEVICE_TENSORS
     if backend.sparse:
