@@ -43,6 +43,7 @@ class SynchronisedMismatches(Mismatches):
     """Reads each sub-step back, in one piece, and compares it on the host."""
 
     def compare(self, actual: Tensor, expected: Tensor, begin: int) -> None:
+        """Wait for the device, and compare."""
         said, seen = torch.stack([expected, actual.long()]).tolist()
         wrong = [i for i, (want, have) in enumerate(zip(said, seen)) if want not in (have, ANYTHING)]
         assert not wrong, "the clean engine has a finding"

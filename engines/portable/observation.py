@@ -61,6 +61,7 @@ class Labels:
         self._count = 0
 
     def __call__(self, value: Any) -> str:
+        """Its label; one that nobody else has had where it is new."""
         known = self._known.get(id(value))
         if known is None or known[0]() is not value:
             self._count += 1
