@@ -19,7 +19,7 @@ from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAtte
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttention
 from engines.portable.attention.backends.vanilla import VanillaAttention
 from engines.portable.distributed import FusedMoE, all_rank_num_tokens_kept
-from engines.portable.speculative.interface import DecodingConfig
+from engines.portable.speculative.config import DecodingConfig
 from engines.tracer import (
     SparseTracer,
     Tracer,

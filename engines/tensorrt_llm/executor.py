@@ -18,8 +18,8 @@ from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.sampler import SpecSampler
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Setting
-from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES
 from engines.tensorrt_llm.backend import spec_metadata_class
 from engines.tensorrt_llm.cache_managers import DSACacheManager, KVCacheManager
