@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engines.portable.models import DraftModel
 from engines.portable.speculative.config import DecodingConfig
-from engines.portable.speculative.drafter import Drafter
+from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.interface import INVALID_PROMPT_LOOKAHEAD_TOKEN, SpecMetadata, SpecWorkerBase
 from engines.portable.speculative.mode import SpeculativeDecodingMode
-from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager, get_sa_manager
+from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 
 
 @dataclass(kw_only=True, eq=False)
@@ -88,6 +88,20 @@ class SAWorker(SpecWorkerBase):
         num_contexts = attn_metadata.num_contexts
         is_last_chunk = spec_metadata.context_prompt_lookahead_tokens[:num_contexts] == INVALID_PROMPT_LOOKAHEAD_TOKEN
         return torch.cat([num_accepted[:num_contexts] * is_last_chunk, num_accepted[num_contexts:]])
+
+
+def get_sa_manager(setting: Setting) -> SuffixAutomatonManager:
+    """The automata that draft alone, or, with a threshold, those beside a draft model."""
+    return SuffixAutomatonManager(
+        setting.tracer,
+        setting.steering,
+        setting.spec_config.max_draft_len,
+        setting.num_slots,
+        setting.max_num_requests,
+        setting.max_seq_len,
+        setting.device,
+        with_contexts=not setting.spec_config.sa_threshold,
+    )
 
 
 DRAFTERS = (
