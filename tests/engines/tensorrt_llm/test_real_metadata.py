@@ -160,7 +160,7 @@ def test_a_dense_class_that_cannot_be_made_takes_the_sparse_one_with_it(tmp_path
     made = engine.open(Config(worker=DRAFT_TARGET, max_draft_len=1)).attn_metadata
     assert type(made).__qualname__ == attention_metadata_class(engine.upstream.attention.AttentionMetadata).__qualname__
     assert isinstance(made, engine.upstream.interface.TrtllmAttentionMetadata)
-    reasons = {v.name: v.reason for v in doctor(tmp_path) if not v.drivable}
+    reasons = {v.name: v.reason for v in doctor(tmp_path) if not v.drivable and "no driver" not in v.reason}
     assert reasons == {
         "TrtllmAttentionMetadata": "AssertionError: ; the suite's own, below the real AttentionMetadata, is driven "
         "instead",
