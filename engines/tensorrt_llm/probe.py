@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
-from engines.tensorrt_llm.real_metadata import TRIED
 from engines.tensorrt_llm.source import SPECULATIVE, UNGUARDED_VARIABLE, find
 from engines.upstream import DRIVEN, DRIVEN_BACKENDS
 from scenarios import BACKENDS, UsageError
@@ -124,7 +123,7 @@ def doctor(source: str | os.PathLike[str] | None = None) -> list[Verdict]:
     unguarded = bool(os.environ.get(UNGUARDED_VARIABLE))
     upstream = Upstream(find(source), emulated=not torch.cuda.is_available(), unguarded=unguarded)
     driven = [_base(upstream, "attention", "AttentionMetadata"), _base(upstream, "interface", "SpecWorkerBase")]
-    driven += [_metadata(upstream, backend) for backend in TRIED]
+    driven += [_metadata(upstream, backend) for backend in BACKENDS]
     driven += [_worker(upstream, name) for name in DRIVEN]
     return driven + _not_driven(upstream)
 

@@ -26,9 +26,6 @@ _PLACES: Final = (
 )
 """Backend, and the modules of its metadata below the attention package; what is newer comes first."""
 
-TRIED: Final = tuple(dict.fromkeys(backend for backend, _ in _PLACES))
-"""Backends whose metadata is looked for, dense ones first."""
-
 
 class Location(NamedTuple):
     """Where a class is: its module, and all modules of the checkout that it is loaded with."""
