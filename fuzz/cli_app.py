@@ -53,6 +53,10 @@ app = typer.Typer(
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="NAME", help="portable, tensorrt_llm, or your own as module:Class.")
 ]
+FoundArgument = Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")]
+FoundEngineOption = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME", help="Engine to run on. [default: as found]")
+]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu or cuda.")]
 WorkerOption = Annotated[
     list[str] | None, typer.Option("--worker", metavar="CLASS", help="Worker to test, repeatable. [default: all]")
