@@ -86,7 +86,7 @@ class SuffixAutomatonManager(SpecResourceManager):
         behind = torch.arange(text.shape[1], device=text.device) - lens.unsqueeze(1)
         is_new = (behind >= 0) & (behind < num_accepted_tokens.unsqueeze(1))
         text = torch.where(is_new, accepted_tokens.gather(1, behind.clamp(0, accepted_tokens.shape[1] - 1)), text)
-        lens = lens + num_accepted_tokens
+        lens = (lens + num_accepted_tokens).clamp(max=text.shape[1])
         self.text.index_copy_(0, slots, text)
         self.text_lens.index_copy_(0, slots, lens)
         return self._match(text, lens, max_draft_len)
