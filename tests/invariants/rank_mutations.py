@@ -47,6 +47,8 @@ MUTATIONS: list[Mutation] = [
         _without("spec_metadata.all_rank_num_gens"),
     ),
     at("ranks-run-the-same-collectives", EXPERTS, 2, "updated", "collectives", lambda made: made[::-1]),
+    at("padded-equals-unpadded", RANKED, 3, "updated", "draft_kv", lambda kv: {**kv, 1: [0]}),
+    at("padded-equals-unpadded", RANKED, 4, "updated", "free_blocks", lambda pages: pages - 1),
     at("other-ranks-do-not-matter", RANKED, 2, "updated", "emitted", lambda e: {0: e[1], 1: e[0]}),
     at("other-ranks-do-not-matter", RANKED, 3, "updated", "draft_kv", lambda kv: {**kv, 1: [0]}),
 ]
