@@ -37,7 +37,7 @@ _OBJECTS: Final = frozenset(
 """Which tensor objects, pages and slots serve a request is the engine's choice; it may differ from run to run."""
 _DECIDED: Final = frozenset({"skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs", "topk_indices_buffer"})
 """A graph cannot decide anew whether rows are short enough to go without their indexer."""
-_OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives"})
+_OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives", "graph_key"})
 """What a replay, which runs no Python of the worker, cannot touch or list."""
 _OF_FORWARDS: Final = frozenset({"collectives", "max_gen_seq_len"})
 """What grows with the number of forwards, and what is the first forward's own until the next ``prepare``."""
@@ -191,17 +191,18 @@ def overlap_equals_no_overlap(scenario: Scenario) -> Twin | None:
 
 @relation(
     "ranks-run-the-same-collectives",
-    reads=("collectives",),
+    reads=("collectives", "graph_key"),
     museum=("TRT-81", "TRT-82", "TRT-83", "VLL-19"),
     predicates=("P12",),
 )
 def ranks_run_the_same_collectives(scenario: Scenario) -> Twin | None:
-    """The next rank runs the same collectives in each step, with the same counts: else all of them wait for ever.
+    """The next rank runs the same collectives in each step, with the same counts, and in the same graph.
 
-    In the twin this engine is the next rank, with requests like those that it is said to have.
+    Else all of them wait for ever. In the twin this engine is the next rank, with requests like those that it is said
+    to have.
     """
     edited = rank_twins.next_rank(scenario) if twins.fault_free(scenario) else None
-    return Twin(*edited, fields=("collectives",)) if edited else None
+    return Twin(*edited, fields=("collectives", "graph_key")) if edited else None
 
 
 @relation("padded-equals-unpadded", reads=_RESULTS, museum=("TRT-121",), predicates=("P11",))

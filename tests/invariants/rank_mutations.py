@@ -47,6 +47,8 @@ MUTATIONS: list[Mutation] = [
         _without("spec_metadata.all_rank_num_gens"),
     ),
     at("ranks-run-the-same-collectives", EXPERTS, 2, "updated", "collectives", lambda made: made[::-1]),
+    set_to("ranks-run-the-same-collectives", RANKED, 3, "updated", "graph_key", None),
+    set_to("collectives-equal-reference", RANKED, 3, "updated", "graph_key", [2, 3]),
     at("padded-equals-unpadded", RANKED, 3, "updated", "draft_kv", lambda kv: {**kv, 1: [0]}),
     at("padded-equals-unpadded", RANKED, 4, "updated", "free_blocks", lambda pages: pages - 1),
     at("other-ranks-do-not-matter", RANKED, 2, "updated", "emitted", lambda e: {0: e[1], 1: e[0]}),

@@ -83,6 +83,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-81": idle,
     "TRT-81/rounds": beside_others,
     "TRT-83": padded,
+    "TRT-83/idle": padded,
     "TRT-120": failing,
     "TRT-120/always": beside_others,
     "TRT-120/not-installed": beside_others,
