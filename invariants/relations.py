@@ -190,6 +190,21 @@ def overlap_equals_no_overlap(scenario: Scenario) -> Twin | None:
 
 
 @relation(
+    "stalled-copies-change-nothing",
+    reads=tuple(field for field in _SEEN if field != "racing_copies"),
+    museum=("TRT-90", "TRT-91", "TRT-93"),
+    predicates=("P7",),
+)
+def stalled_copies_change_nothing(scenario: Scenario) -> Twin | None:
+    """Copies to the device that run at the last moment that the host leaves them bring what they would bring at once.
+
+    Under the overlap scheduler the host is a step ahead of them (PR #15546).
+    """
+    edited = twins.stalled(scenario) if twins.repeatable(scenario) else None
+    return Twin(*edited, ignore=_OBJECTS | {"racing_copies"}) if edited else None
+
+
+@relation(
     "ranks-run-the-same-collectives",
     reads=("collectives", "graph_key"),
     museum=("TRT-81", "TRT-82", "TRT-83", "VLL-19"),

@@ -273,6 +273,8 @@ class Config:
     overlap           whether a step is launched before the host knows what the last one came to (upstream:
                       ``disable_overlap_scheduler`` off). The host then counts all rows of that step as accepted, and
                       the device takes back what was not
+    stall_copies      whether copies from the host run as late as the host lets them, as on a device that is behind;
+                      what is served may not differ
     attention_dp_size ranks of attention data parallelism, each with requests of its own
     attention_dp_rank which of them this engine is
     """
@@ -308,6 +310,7 @@ class Config:
     window_size: int = 0
     compress_ratios: tuple[int, ...] = ()
     overlap: bool = False
+    stall_copies: bool = False
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:

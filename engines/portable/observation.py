@@ -127,7 +127,7 @@ class Observer:
         self._label = Labels()
         self._sparse, sparse_tensors = _sparse_observer(config, executor)
         self._context = context
-        self._copies = copies
+        self.copies = copies
         self._objects = (*_IDENTITY, *sparse_tensors)
         self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
         self._substeps: list[Substep] = []
@@ -371,7 +371,7 @@ class Observer:
         return fields
 
     def _racing_copies(self) -> Fields:
-        return {} if self._copies is None else {"racing_copies": self._copies.take_racing()}
+        return {} if self.copies is None else {"racing_copies": self.copies.take_racing()}
 
     def _previous(self) -> Fields:
         """What the device is told of the step in flight, of each generation and each of its rows."""
