@@ -402,8 +402,7 @@ def gate(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; ends the process with the exit status."""
-    # Tensors here hold a few numbers; a thread pool of torch's would only spin, at 40% more CPU time.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    engines.settle_process()
     sys.exit(invoke(sys.argv[1:] if argv is None else argv))
 
 

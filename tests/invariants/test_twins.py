@@ -261,7 +261,7 @@ def test_each_step_drafts_another_number_and_agrees_as_far_as_there_are_drafts()
     assert drafting_twins.other_draft_lengths(one) is None
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(strategies.scenarios(max_steps=6))
 def test_a_right_engine_violates_nothing(scenario: Scenario) -> None:
     verdict = verify(scenario, dressed)
