@@ -220,6 +220,16 @@ def ranks_run_the_same_collectives(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=("collectives", "graph_key")) if edited else None
 
 
+@relation("ranks-of-a-replica-agree", reads=_SEEN, museum=("TRT-80", "VLL-06"), predicates=("P12",))
+def ranks_of_a_replica_agree(scenario: Scenario) -> Twin | None:
+    """Ranks that share each request decide alike: what they draft and accept, and all that follows from it.
+
+    With tensor parallelism the draft head of each has a part of the vocabulary; in the twin this engine has the next.
+    """
+    edited = rank_twins.next_of_replica(scenario)
+    return Twin(*edited, ignore=_OBJECTS) if edited else None
+
+
 @relation("padded-equals-unpadded", reads=_RESULTS, museum=("TRT-121",), predicates=("P11",))
 def padded_equals_unpadded(scenario: Scenario) -> Twin | None:
     """A batch that is padded to the size of a graph gets what it gets from a graph of its own size."""

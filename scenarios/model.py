@@ -275,6 +275,9 @@ class Config:
                       the device takes back what was not
     stall_copies      whether copies from the host run as late as the host lets them, as on a device that is behind;
                       what is served may not differ
+    tp_size           ranks of tensor parallelism, which run the same rows; the draft head of each has a part of the
+                      vocabulary
+    tp_rank           which of them this engine is
     attention_dp_size ranks of attention data parallelism, each with requests of its own
     attention_dp_rank which of them this engine is
     """
@@ -311,6 +314,8 @@ class Config:
     compress_ratios: tuple[int, ...] = ()
     overlap: bool = False
     stall_copies: bool = False
+    tp_size: int = 1
+    tp_rank: int = 0
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:

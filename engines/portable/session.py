@@ -363,7 +363,9 @@ class PortableSession:
         """Seams of what several ranks do together."""
         dist = self._executor.model_engine.dist
         calls = ("tp_allgather", "allgather_rows") if dist.enable_attention_dp else ()
-        return [Seam(f"dist.{call}", dist, call, SiteClass.COLLECTIVE) for call in calls]
+        shards = getattr(self._model.spec_worker, "vocab_shards", None)
+        told = [] if shards is None else [Seam("vocab_shards.allgather", shards, "allgather", SiteClass.COLLECTIVE)]
+        return told + [Seam(f"dist.{call}", dist, call, SiteClass.COLLECTIVE) for call in calls]
 
     def _draft_cache_seams(self) -> list[Seam]:
         """Seams of a separate draft KV cache: its manager, and the metadata that refers to it for a while."""
