@@ -41,13 +41,12 @@ def empty_pages(patch: Patch) -> None:
 )
 def target_alone_decides(patch: Patch) -> None:
     from engines.portable.pyexecutor import py_executor
+    from engines.portable.pyexecutor.block_reuse import find_reused_tokens
 
-    find = py_executor.find_reused_tokens
+    def by_the_target(pools: Any, request: Any) -> int:
+        return find_reused_tokens(pools[:1], request)
 
-    def find_reused_tokens(pools: Any, request: Any) -> int:
-        return find(pools[:1], request)
-
-    patch(py_executor, "find_reused_tokens", find_reused_tokens)
+    patch(py_executor, "find_reused_tokens", by_the_target)
 
 
 @bug(

@@ -19,10 +19,9 @@ _REFERENCE = "TensorRT-LLM #10688, #10687, #18600, #18910"
 )
 def worker_one_row_short(patch: Patch) -> None:
     from engines.portable.pyexecutor import py_executor_creator
-
-    setting = py_executor_creator.Setting
+    from engines.portable.speculative.drafter import Setting
 
     def one_row_short(**options: Any) -> Any:
-        return setting(**options | {"max_num_requests": max(1, options["max_num_requests"] - 1)})
+        return Setting(**options | {"max_num_requests": max(1, options["max_num_requests"] - 1)})
 
     patch(py_executor_creator, "Setting", one_row_short)

@@ -17,10 +17,9 @@ from museum.bug import DFLASH, MTP, SA, Patch, bug
 )
 def slots_of_one_batch(patch: Patch) -> None:
     from engines.portable.pyexecutor import py_executor_creator
-
-    setting = py_executor_creator.Setting
+    from engines.portable.speculative.drafter import Setting
 
     def slots_of_rows(**options: Any) -> Any:
-        return setting(**options | {"num_slots": options["max_num_requests"]})
+        return Setting(**options | {"num_slots": options["max_num_requests"]})
 
     patch(py_executor_creator, "Setting", slots_of_rows)

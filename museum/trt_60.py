@@ -17,13 +17,14 @@ from museum.bug import EAGLE3, MTP, PARD, Patch, bug
 )
 def rows_of_one_batch(patch: Patch) -> None:
     from engines.portable.pyexecutor import py_executor_creator
+    from engines.portable.pyexecutor.kv_cache_manager_v2 import KVCacheManagerV2
     from engines.portable.pyexecutor.resource_manager import SlotManager
 
     create = py_executor_creator._kv_cache_managers
 
     def _kv_cache_managers(config: Any, *args: Any) -> Any:
         target, drafter = create(config, *args)
-        if hasattr(drafter, "_index_mapper"):
+        if isinstance(drafter, KVCacheManagerV2):
             drafter._index_mapper = SlotManager(config.max_num_requests)
         return target, drafter
 

@@ -196,6 +196,7 @@ FIELDS: Final[dict[str, str]] = {
     "draft_known_page_ids": "known_page_ids there",
     "draft_reclaim_order": "reclaim_order there",
     "connector_block_ids": "request -> pages that a KV connector was told of; updated",
+    "connector_num_tokens": "request -> tokens that it may save; updated, not with overlap",
     "py_rewind_len": "request -> tokens rewound after this step (generations of this step)",
     "py_num_accepted_draft_tokens": "request -> accepted drafts of this step, without the target's own token",
     "target_kv": "request -> entries of its target slots 0..past-1 (tracer entries)",
@@ -211,6 +212,7 @@ FIELDS: Final[dict[str, str]] = {
     "spec_slots": "request id -> slot of what the worker keeps for it; every one that is taken (updated, failed)",
     "draft_tree": "request -> per draft node of its last step its parent, -1 for the root; [] without a tree",
     "collectives": "[name, count of each rank] of what all ranks did together in this step, in order; several ranks",
+    "graph_key": "[rows, draft slots of each] of the graph that the step replays or captures, or None; several ranks",
     # failed.
     "exception": "class name of the exception",
     "message": "its text",

@@ -25,7 +25,7 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
     """``config`` now and then with block reuse, if that is combined with it, and with pages that make it happen.
 
     Of a prompt full pages are reused, so they are short. And pages of two sizes seldom end together: the drafter's are
-    made as long as the target's, or half as long.
+    made as long as the target's, half as long or twice.
     """
     if not choose(draw, _REUSES) or not reuses_on(config) or config.attention_dp_size > 1:
         return config
@@ -35,7 +35,7 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
         config = replace(config, tokens_per_block=size, num_blocks=blocks)
     size, block = config.draft_tokens_per_block, config.tokens_per_block
     if size and block % size:
-        wanted = block if block % 2 or size > block else block // 2
+        wanted = 2 * block if size > block else block if block % 2 else block // 2
         blocks = pages(config.draft_num_blocks * size, wanted)
         config = replace(config, draft_tokens_per_block=wanted, draft_num_blocks=blocks)
     return _with_small_pool(draw, replace(config, enable_block_reuse=True))

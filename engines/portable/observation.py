@@ -35,6 +35,7 @@ from engines.portable.spec_observation import (
     slot_fields,
     spec_fields,
 )
+from engines.portable.speculative.spec_tree_manager import SpecTreeManager
 from engines.portable.tree_observation import TreeObserver, linear_fields
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
@@ -61,6 +62,7 @@ class Labels:
         self._count = 0
 
     def __call__(self, value: Any) -> str:
+        """Its label; one that nobody else has had where it is new."""
         known = self._known.get(id(value))
         if known is None or known[0]() is not value:
             self._count += 1
@@ -72,9 +74,9 @@ def _sparse_observer(config: Config, executor: PyExecutor) -> tuple[SparseObserv
     """Who reads what a sparse backend has beside a dense one, and its tensors whose identity matters."""
     backend, managers = BACKENDS[config.attention_backend], executor.kv_cache_managers
     if backend.compressed:
-        return CompressedObserver(managers), compressed_observation.DEVICE_TENSORS  # type: ignore[arg-type]
+        return CompressedObserver(managers), compressed_observation.DEVICE_TENSORS
     if backend.sparse:
-        return SparseObserver(managers), DEVICE_TENSORS  # type: ignore[arg-type]
+        return SparseObserver(managers), DEVICE_TENSORS
     return None, ()
 
 
@@ -128,9 +130,10 @@ class Observer:
         self._label = Labels()
         self._sparse, sparse_tensors = _sparse_observer(config, executor)
         self._context = context
-        self._copies = copies
+        self.copies = copies
         self._objects = (*_IDENTITY, *sparse_tensors)
-        self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
+        trees = executor.spec_resource_manager
+        self._tree = TreeObserver(trees) if isinstance(trees, SpecTreeManager) else None
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()
         self._phase = Phase.EAGER
@@ -141,11 +144,12 @@ class Observer:
         self._position_ids: Any = None
         self._in_flight: _InFlight | None = None
         self._landed: Substep | None = None
+        self._graph_key: list[int] | None = None
 
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
         """A step is about to start."""
         self._batch, self._phase = batch, step.phase
-        self._substeps, self._run, self._attn_metadata = [], -1, None
+        self._substeps, self._run, self._attn_metadata, self._graph_key = [], -1, None, None
 
     def substeps(self) -> tuple[Substep, ...]:
         """Sub-steps of the step so far."""
@@ -195,10 +199,12 @@ class Observer:
 
     def capture_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is captured: the last moment at which a device could be read."""
+        self._graph_key = list(args[0])
         self._enter(args[2]["position_ids"])
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is replayed."""
+        self._graph_key = list(args[0])
         given = args[1]["position_ids"]
         self._enter(given)
         static = self._executor.model_engine.cuda_graph_runner.static_inputs["position_ids"]
@@ -268,7 +274,7 @@ class Observer:
             **self._caches.connector(),
             **reusable_fields(self._executor),
             **(self._content(requests.values()) if flight is None else flight.content),
-            **collectives(self._executor.model_engine.dist),
+            **collectives(self._executor.model_engine.dist, self._graph_key),
             **slot_fields(self._executor.spec_resource_manager),
             **matchers(self._executor.guided_decoder),
             **relaxed_deltas(self._executor.spec_resource_manager, requests),
@@ -372,7 +378,7 @@ class Observer:
         return fields
 
     def _racing_copies(self) -> Fields:
-        return {} if self._copies is None else {"racing_copies": self._copies.take_racing()}
+        return {} if self.copies is None else {"racing_copies": self.copies.take_racing()}
 
     def _previous(self) -> Fields:
         """What the device is told of the step in flight, of each generation and each of its rows."""

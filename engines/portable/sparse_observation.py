@@ -11,6 +11,7 @@ from torch import Tensor
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.pyexecutor.resource_manager import KVCacheManager
 
 DEVICE_TENSORS: Final = (
     "req_idx_per_token",
@@ -30,10 +31,10 @@ _SKIP_FLAGS: Final = ("skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs")
 class SparseObserver:
     """Reads the sparse fields of attention metadata; ``begin`` when it is prepared for a batch.
 
-    With several managers the pages are those of the one that the metadata refers to.
+    With several managers the pages are those of the one that the metadata refers to; a drafter's may have no indexer.
     """
 
-    def __init__(self, kv_cache_managers: Sequence[DSACacheManager]) -> None:
+    def __init__(self, kv_cache_managers: Sequence[KVCacheManager]) -> None:
         self._managers = kv_cache_managers
         self._owners: list[dict[int, dict[int, int]]] = []
         self._pages: list[list[int]] = []
@@ -93,7 +94,7 @@ class SparseObserver:
         """Where all keys of the contexts are, the cached ones too."""
         if not _is_portable(attn) or not attn.num_contexts:
             return {}
-        manager = self._managers[self._referred(attn)]
+        manager = self._indexer(self._referred(attn))
         ratio = manager.tokens_per_block // manager.index_tokens_per_block
         rows = [row for row, kv in enumerate(self._kv_lens[: attn.num_contexts]) for _ in range(kv // ratio)]
         return {"fullkv_owners": self._owners_of_data(attn, attn.slot_mapping_fp8_fullkv, rows)}
@@ -114,13 +115,13 @@ class SparseObserver:
     def _owners_of_data(self, attn: Any, byte_offsets: Tensor, rows: Sequence[int] = ()) -> list[list[int]]:
         """Whose each slot is; where it is shared, of the one of ``rows`` if that is an owner."""
         referred = self._referred(attn)
-        slots = self._managers[referred].get_indexer_slots(byte_offsets)
+        slots = self._indexer(referred).get_indexer_slots(byte_offsets)
         wanted = chain(rows, repeat(None))
         return [self._owner(referred, slot, row) for slot, row in zip(slots.tolist(), wanted)]
 
     def _owners_of_scales(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
         referred = self._referred(attn)
-        manager, owners = self._managers[referred], []
+        manager, owners = self._indexer(referred), []
         size = manager.index_tokens_per_block
         for byte_offset in byte_offsets.tolist():
             page, rest = divmod(byte_offset, manager.index_page_bytes)
@@ -130,7 +131,7 @@ class SparseObserver:
         return owners
 
     def _owner(self, referred: int, slot: int, wanted: int | None = None) -> list[int]:
-        manager = self._managers[referred]
+        manager = self._indexer(referred)
         page, offset = divmod(slot, manager.tokens_per_block)
         if page not in self._owners[referred]:
             return [-1, -1]
@@ -138,6 +139,11 @@ class SparseObserver:
         row = wanted if wanted in places else next(iter(places))
         place = places[row]
         return [row, place * manager.index_tokens_per_block + offset]
+
+    def _indexer(self, referred: int) -> DSACacheManager:
+        manager = self._managers[referred]
+        assert isinstance(manager, DSACacheManager), "a map of the indexer where there is none"
+        return manager
 
     def _referred(self, attn: Any) -> int:
         """Which manager the metadata refers to; the first if it is none of them."""

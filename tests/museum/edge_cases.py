@@ -64,5 +64,6 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-54": more_than_a_batch,
     "TRT-60": more_than_a_batch_in_both,
     "VLL-10": idle,
+    "VLL-21": generate,
 }
 """By museum entry and variant."""
