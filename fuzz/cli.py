@@ -231,6 +231,9 @@ def explain(
         str | None, typer.Option("--engine", metavar="NAME", help="Engine to run on. [default: as found]")
     ] = None,
     trtllm_source: SourceOption = None,
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Say which request's row was read as whose (portable engine).")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show the failing step of a finding, expected beside actual."""
@@ -239,7 +242,8 @@ def explain(
     from fuzz.subject import find_subject
 
     source = lambda: find_subject(name, Store()).on(engine, None)  # noqa: E731
-    return commands.replay_all([source], invariants=(), output=commands.Output(as_json=as_json))
+    output = commands.Output(as_json=as_json)
+    return commands.replay_all([source], invariants=(), output=output, provenance=provenance)
 
 
 @app.command()
