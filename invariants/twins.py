@@ -111,6 +111,14 @@ def landing(scenario: Scenario) -> Edited | None:
     return valid(replace(scenario, config=replace(scenario.config, overlap=False)), steps, pairs)
 
 
+def stalled(scenario: Scenario) -> Edited | None:
+    """The scenario with copies that run as late as they may, where the host runs ahead of them. Pairs: all steps."""
+    if not scenario.config.overlap or scenario.config.stall_copies:
+        return None
+    twin = replace(scenario, config=replace(scenario.config, stall_copies=True))
+    return valid(twin, scenario.steps, ((i, i) for i in range(len(scenario.steps))))
+
+
 def others(rank: int, ranks: tuple[Peer, ...]) -> tuple[Peer, ...]:
     """All ranks but one."""
     return ranks[:rank] + ranks[rank + 1 :]

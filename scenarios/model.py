@@ -273,6 +273,11 @@ class Config:
     overlap           whether a step is launched before the host knows what the last one came to (upstream:
                       ``disable_overlap_scheduler`` off). The host then counts all rows of that step as accepted, and
                       the device takes back what was not
+    stall_copies      whether copies from the host run as late as the host lets them, as on a device that is behind;
+                      what is served may not differ
+    tp_size           ranks of tensor parallelism, which run the same rows; the draft head of each has a part of the
+                      vocabulary
+    tp_rank           which of them this engine is
     attention_dp_size ranks of attention data parallelism, each with requests of its own
     attention_dp_rank which of them this engine is
     """
@@ -308,6 +313,9 @@ class Config:
     window_size: int = 0
     compress_ratios: tuple[int, ...] = ()
     overlap: bool = False
+    stall_copies: bool = False
+    tp_size: int = 1
+    tp_rank: int = 0
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:

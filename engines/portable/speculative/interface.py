@@ -17,6 +17,7 @@ from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.copies import copy_to_device
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.sa_enhancer import SADraftEnhancer
+from engines.portable.vocab_shards import VocabShards
 
 if TYPE_CHECKING:
     from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
@@ -146,6 +147,7 @@ class SpecWorkerBase(nn.Module, ABC):
         self._force_accept_rng_counter: Tensor | None = None
         self._d2t: Tensor | None = None
         self.guided_decoder: CapturableGuidedDecoder | None = None
+        self.vocab_shards: VocabShards | None = None
 
     def set_force_num_accepted_tokens(self, value: float, device: torch.device) -> None:
         """Make generations accept ``value`` drafts, by ``_apply_force_accepted_tokens``; before the first forward.
@@ -377,7 +379,8 @@ class SpecWorkerBase(nn.Module, ABC):
 
     def sample_draft_tokens(self, logits: Tensor, spec_metadata: SpecMetadata, draft_step: int | None = None) -> Tensor:
         """Greedy drafts from draft logits of any leading shape: int32. ``draft_step`` is None for a block."""
-        return self._map_draft_tokens(torch.argmax(logits, dim=-1))
+        shards = self.vocab_shards
+        return self._map_draft_tokens(torch.argmax(logits, dim=-1) if shards is None else shards.argmax(logits))
 
     def _map_draft_tokens(self, draft_ids: Tensor) -> Tensor:
         """The target's tokens for the draft vocabulary's, int64: int32."""
