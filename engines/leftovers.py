@@ -24,6 +24,8 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
+from engines.portable import copies
+
 FIELDS: Final = (
     "num_contexts",
     "num_generations",
@@ -45,7 +47,7 @@ UNTOUCHED: Final = "untouched"
 
 _STORED_AS: Final = {name: f"_{name}" for name in FIELDS[:4]}
 _COUNTERS: Final = ("num_generations", "num_ctx_tokens")
-_TRANSPARENT: Final = [__file__]
+_TRANSPARENT: Final = [__file__, copies.__file__]
 """Files whose frames are no place of an access: the watch's own and what stands between, see ``see_through``."""
 _OBSERVATION: Final = "observation.py"
 """How the names of the files end that look at an engine for the suite."""
@@ -168,9 +170,9 @@ def _part(args: tuple[Any, ...]) -> torch.Tensor:
 @contextmanager
 def _watched(metadata: Any, accesses: _Accesses) -> Iterator[None]:
     """Give ``metadata`` a class that notes accesses to the attributes under watch."""
-    original = type(metadata)
+    original: Any = type(metadata)
 
-    class Watched(original):  # type: ignore[misc, valid-type]
+    class Watched(original):
         def __getattribute__(self, name: str) -> Any:
             field = accesses.attributes.get(name)
             if field is not None and not _in_on_update():
