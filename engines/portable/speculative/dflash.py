@@ -117,6 +117,7 @@ class DFlashWorker(ParallelSpecWorker):
         self._execute_guided_decoder_if_present(logits)
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
+        self._update_mamba_states(num_accepted, attn_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self._append_to_context(position_ids, num_accepted, attn_metadata, spec_metadata, draft_model)
         return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
@@ -134,11 +135,13 @@ class DFlashWorker(ParallelSpecWorker):
         draft_len, num_contexts = spec_metadata.runtime_draft_len, attn_metadata.num_contexts
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        self._update_mamba_states(num_accepted, attn_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self._prepare_attn_metadata_for_spec_dec(attn_metadata)
         self._prepare_kv_for_draft_forward(attn_metadata, num_accepted)
         self._append_to_context(position_ids, num_accepted, attn_metadata, spec_metadata, draft_model)
         drafts = torch.zeros(attn_metadata.num_seqs, draft_len, dtype=torch.int32, device=logits.device)
+        spec_metadata.write_context_draft_probs(num_contexts, draft_len)
         if attn_metadata.num_generations:
             inputs = self.prepare_1st_drafter_inputs(accepted, num_accepted, attn_metadata, spec_metadata)
             hidden = draft_model.dflash_forward(**inputs)

@@ -65,6 +65,7 @@ class LinearSpecWorker(SpecWorkerBase):
             )
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        self._update_mamba_states(num_accepted, attn_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self._save_attn_metadata(attn_metadata, spec_metadata)
         inputs = self.prepare_1st_drafter_inputs(
@@ -93,6 +94,7 @@ class LinearSpecWorker(SpecWorkerBase):
         self._execute_guided_decoder_if_present(logits)
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
+        self._update_mamba_states(num_accepted, attn_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model

@@ -104,6 +104,7 @@ class MTPWorker(RelaxedAcceptanceWorker):
         self._update_relaxed_delta(input_ids, attn_metadata, spec_metadata)
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        self._update_mamba_states(num_accepted, attn_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self.update_mtp_hidden_states(input_ids, hidden_states, num_accepted, attn_metadata, spec_metadata)
         inputs = self.prepare_drafter_inputs(

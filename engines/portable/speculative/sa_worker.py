@@ -58,6 +58,7 @@ class SAWorker(SpecWorkerBase):
             )
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        self._update_mamba_states(num_accepted, attn_metadata)
         drafts = self._generate_draft_tokens(accepted, num_accepted, attn_metadata, spec_metadata)
         self._rollback_guided_decoder_after_verify(num_accepted)
         return self._outputs(logits, accepted, num_accepted, drafts)
@@ -79,6 +80,7 @@ class SAWorker(SpecWorkerBase):
         self._execute_guided_decoder_if_present(logits)
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
+        self._update_mamba_states(num_accepted, attn_metadata)
         drafts = self._generate_draft_tokens(accepted, num_accepted, attn_metadata, spec_metadata)
         return self._outputs(logits, accepted, num_accepted, drafts)
 

@@ -82,6 +82,7 @@ class SharedKVSpecWorker(LinearSpecWorker):
         if not isinstance(attn_metadata, FlashInferAttentionMetadata):
             raise TypeError(f"a drafter reads the KV cache through FlashInfer's views; {type(attn_metadata)} has none")
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        self._update_mamba_states(num_accepted, attn_metadata)
         gather_ids = self._first_gather_ids(num_accepted, attn_metadata, spec_metadata)
         inputs = {
             "input_ids": self._last_tokens(accepted, num_accepted, attn_metadata, spec_metadata),
@@ -113,6 +114,7 @@ class SharedKVSpecWorker(LinearSpecWorker):
             )
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
+        self._update_mamba_states(num_accepted, attn_metadata)
         return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
 
     def _last_tokens(self, accepted: Tensor, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
