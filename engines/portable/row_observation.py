@@ -86,7 +86,7 @@ class RowObserver:
         if self._rows is not None:
             probs = self._executor.model_engine.spec_metadata.draft_probs
             kept = probs[self._rows.get_slots([*requests])].tolist()
-            fields["draft_probs"] = {i: row[: self._made[i]] for i, row in zip(requests, kept)}
+            fields["kept_draft_probs"] = {i: row[: self._made[i]] for i, row in zip(requests, kept)}
         return fields
 
     def left(self) -> Fields:
