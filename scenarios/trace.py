@@ -165,8 +165,8 @@ FIELDS: Final[dict[str, str]] = {
     "sentinel_state": "device int64: state in the slot of dummies, never written to; restored, updated, failed",
     # Proposals of a drafter, where config.rejection_sampling: config.num_blocks rows, and one behind them for dummies.
     "batch_slot_ids": "device int64 [n]: row of each request's proposals; prepared, entered, restored, failed",
-    "draft_probs": "device int64: verified: per generation the K that it reads; restored: per row the first K; None for "
-    "dummies",
+    "draft_probs": "device int64: verified: per generation the K that it reads; restored: per row the first K; None "
+    "for dummies",
     "kept_draft_probs": "request -> its proposals, as many as its last step had draft length; updated",
     "rejection_rows": "device int: generations that this forward has verified by proposals; restored",
     "seq_slots": "request id -> row of its proposals; every one that is taken (updated, failed)",
