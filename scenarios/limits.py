@@ -11,6 +11,7 @@ from scenarios.errors import ScenarioError, closest
 from scenarios.model import BACKENDS, WORKERS, Config
 from scenarios.overlap import check_overlap
 from scenarios.ranks import check_ranks_config
+from scenarios.rows import check_rows
 from scenarios.trees import check_tree
 
 _LIMITS: Final = {
@@ -59,3 +60,4 @@ def check_config(config: Config) -> None:
     check_caches(config)
     check_ranks_config(config)
     check_overlap(config)
+    check_rows(config)

@@ -59,6 +59,8 @@ class WorkerTraits:
     draft_vocab          its draft model has a head of its own, and so may have a vocabulary of its own
     relaxed_acceptance   it may accept, of a request that thinks, drafts that are not the target's first choice
     sa_enhancer          a suffix automaton's drafts may take the place of the model's
+    recurrent            it makes the recurrent states of the tokens that it accepts the live ones of hybrid models
+    rejection_sampling   it may verify its drafts by what its draft model has proposed
     """
 
     name: str
@@ -76,6 +78,8 @@ class WorkerTraits:
     draft_vocab: bool = True
     relaxed_acceptance: bool = False
     sa_enhancer: bool = False
+    recurrent: bool = False
+    rejection_sampling: bool = False
 
     @property
     def guides_drafts(self) -> bool:
@@ -96,6 +100,8 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             "Eagle3, linear draft loop over one draft layer group",
             relaxed_acceptance=True,
             sa_enhancer=True,
+            recurrent=True,
+            rejection_sampling=True,
         ),
         WorkerTraits(
             "MTPEagleWorker",
@@ -103,8 +109,14 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             draft_vocab=False,
             relaxed_acceptance=True,
             sa_enhancer=True,
+            recurrent=True,
+            rejection_sampling=True,
         ),
-        WorkerTraits("DraftTargetOneModelWorker", "a separate draft model, linear draft loop over tokens alone"),
+        WorkerTraits(
+            "DraftTargetOneModelWorker",
+            "a separate draft model, linear draft loop over tokens alone",
+            rejection_sampling=True,
+        ),
         WorkerTraits(
             "PARDWorker",
             "PARD, one parallel forward over mask tokens",
@@ -112,6 +124,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             drafts_for_contexts=False,
             min_draft_len=1,
             sa_enhancer=True,
+            rejection_sampling=True,
         ),
         WorkerTraits(
             "MTPWorker",
@@ -124,12 +137,15 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             draft_vocab=False,
             relaxed_acceptance=True,
             sa_enhancer=True,
+            recurrent=True,
+            rejection_sampling=True,
         ),
         WorkerTraits(
             "SAWorker",
             "drafts from the suffix automaton of a request's own text",
             draft_model=False,
             draft_vocab=False,
+            recurrent=True,
         ),
         WorkerTraits(
             "DFlashWorker",
@@ -138,6 +154,8 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             keeps_context=True,
             sparse=False,
             sa_enhancer=True,
+            recurrent=True,
+            rejection_sampling=True,
         ),
         WorkerTraits(
             "DSparkWorker",
@@ -146,6 +164,8 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             keeps_context=True,
             sparse=False,
             sa_enhancer=True,
+            recurrent=True,
+            rejection_sampling=True,
         ),
         WorkerTraits(
             "Eagle3OneModelDynamicTreeWorker",
@@ -165,6 +185,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             tree=True,
             sparse=False,
             draft_vocab=False,
+            recurrent=True,
         ),
     )
 }
@@ -273,6 +294,10 @@ class Config:
     overlap           whether a step is launched before the host knows what the last one came to (upstream:
                       ``disable_overlap_scheduler`` off). The host then counts all rows of that step as accepted, and
                       the device takes back what was not
+    recurrent         whether the target has recurrent layers beside attention: a live state per request, and one for
+                      each row that verification has yet to accept
+    rejection_sampling  whether drafts are verified by what the drafter has proposed, kept per request until then, and
+                      not by the target's choice alone
     attention_dp_size ranks of attention data parallelism, each with requests of its own
     attention_dp_rank which of them this engine is
     """
@@ -308,6 +333,8 @@ class Config:
     window_size: int = 0
     compress_ratios: tuple[int, ...] = ()
     overlap: bool = False
+    recurrent: bool = False
+    rejection_sampling: bool = False
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:

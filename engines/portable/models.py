@@ -19,7 +19,9 @@ from engines.portable.attention.backends.sparse.dsa.backend import DSATrtllmAtte
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttention
 from engines.portable.attention.backends.vanilla import VanillaAttention
 from engines.portable.distributed import FusedMoE, all_rank_num_tokens_kept
+from engines.portable.mamba_mixer import MambaMixer
 from engines.portable.speculative.config import DecodingConfig
+from engines.row_tracer import digests_of, with_digests
 from engines.tracer import (
     SparseTracer,
     Tracer,
@@ -48,17 +50,22 @@ class LMHead(nn.Module):
 
 
 class LogitsProcessor(nn.Module):
-    """Logits of hidden rows: float32 [rows, VOCAB_SIZE]; of a first choice alone, or of a second one too."""
+    """Logits of hidden rows: float32 [rows, VOCAB_SIZE]; of a first choice alone, or of a second one too.
 
-    def __init__(self, second_choice: bool = False) -> None:
+    With ``probabilities`` they say more than what is chosen, as rejection sampling asks for: what it is chosen from.
+    """
+
+    def __init__(self, second_choice: bool = False, probabilities: bool = False) -> None:
         super().__init__()
         self._logits = two_choices if second_choice else one_hot
+        self._probabilities = probabilities
 
     def forward(
         self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
     ) -> Tensor:
         """Logits of what ``lm_head`` makes of the rows. No context logits are asked for."""
-        return self._logits(lm_head(hidden_states))
+        logits = self._logits(lm_head(hidden_states))
+        return with_digests(logits, hidden_states[:, 1]) if self._probabilities else logits
 
 
 class Steering:
@@ -69,6 +76,7 @@ class Steering:
     depth     draft steps done in this forward
     sa_agree  as ``agree``, of the rows whose texts suffix automata extend
     sa_match  int64 [max_num_requests], device: length of the match in each of these texts
+    probabilities  whether heads also say what they choose from, for rejection sampling
     d2t       int64 [VOCAB_SIZE], device: what is to be added to the head's token to have the target's; None when they
         speak the same vocabulary
     """
@@ -80,7 +88,9 @@ class Steering:
         *,
         draft_vocab_map: bool = False,
         second_choice: bool = False,
+        probabilities: bool = False,
     ) -> None:
+        self.probabilities = probabilities
         self.agree, self.sa_agree, self.sa_match = torch.zeros(3, max_num_requests, dtype=torch.int64, device=device)
         self.near = torch.zeros_like(self.agree)
         self._logits = two_choices if second_choice else one_hot
@@ -92,9 +102,10 @@ class Steering:
         """Logits of the target's tokens, [rows, VOCAB_SIZE], as the draft head has them."""
         return logits if self._token_of is None else logits.index_select(1, self._token_of)
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Logits of a draft head that chooses ``tokens`` (int64 [rows]), as it has them."""
-        return self.in_draft_vocab(self._logits(tokens))
+    def logits(self, tokens: Tensor, digests: Tensor | None) -> Tensor:
+        """Logits of a draft head that chooses ``tokens`` (int64 [rows]) from ``digests``, as it has them."""
+        logits = self.in_draft_vocab(self._logits(tokens))
+        return logits if digests is None or not self.probabilities else with_digests(logits, digests)
 
     def steer(self, agree: list[int], near: list[int]) -> None:
         """Set ``agree`` for the rows of the next step, and how many drafts behind these are to come close."""
@@ -128,12 +139,12 @@ class SteeredLogitsProcessor(nn.Module):
         """Logits of the drafts, float32 [rows, VOCAB_SIZE]; moves on by one depth unless parallel."""
         tokens = lm_head(hidden_states)
         if self.parallel:
-            return self.steering.logits(self.steering.disturb(tokens, attn_metadata))
+            return self.steering.logits(self.steering.disturb(tokens, attn_metadata), hidden_states[:, 1])
         agrees = self.steering.agree[: len(tokens)] > self.steering.depth
         is_near = self.steering.near[: len(tokens)] > self.steering.depth
         self.steering.depth += 1
         others = torch.where(is_near, near(tokens), disagree(tokens))
-        return self.steering.logits(torch.where(agrees, tokens, others))
+        return self.steering.logits(torch.where(agrees, tokens, others), hidden_states[:, 1])
 
 
 class SteeredMTPHead(SteeredLogitsProcessor):
@@ -178,7 +189,7 @@ class SteeredTreeLogitsProcessor(nn.Module):
 
 
 class MarkovHead(nn.Module):
-    """Corrects the logits of a block, float32 [G, K, VOCAB_SIZE]: here is where DSpark is steered."""
+    """Corrects the logits of a block, float32 [G, K, VOCAB_SIZE or more]: here is where DSpark is steered."""
 
     def __init__(self, steering: Steering) -> None:
         super().__init__()
@@ -187,7 +198,8 @@ class MarkovHead(nn.Module):
     def forward(self, block_logits: Tensor, attn_metadata: Any) -> Tensor:
         """The block's logits, some of their first choices turned into ones to disagree with."""
         tokens = torch.argmax(block_logits, dim=-1).flatten()
-        return self.steering.logits(self.steering.disturb(tokens, attn_metadata)).view_as(block_logits)
+        digests = digests_of(block_logits).flatten() if self.steering.probabilities else None
+        return self.steering.logits(self.steering.disturb(tokens, attn_metadata), digests).view_as(block_logits)
 
 
 _ATTENTION: Final[dict[type[Tracer], type[Any]]] = {
@@ -208,17 +220,20 @@ class TracerModel(nn.Module):
 
 
 class TargetModel(TracerModel):
-    """The target: hidden rows, int64 [rows, 2], both columns the digest."""
+    """The target: hidden rows, int64 [rows, 2], both columns the digest. ``mixer``: it has recurrent layers, too."""
 
-    def __init__(self, tracer: Tracer, experts: FusedMoE | None = None) -> None:
+    def __init__(self, tracer: Tracer, experts: FusedMoE | None = None, mixer: MambaMixer | None = None) -> None:
         super().__init__(tracer)
         self.experts = experts
+        self.mixer = mixer
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
         """Hidden rows of the tokens ``input_ids`` (int64 [rows]); captures those of layers that a drafter reads."""
         table, rows = self.attention.place(attn_metadata, input_ids.shape[0])
         positions = position_ids.squeeze(0)
         digests = self.attention.target(attn_metadata, table, rows, positions, input_ids)
+        if self.mixer is not None:
+            digests = self.mixer(attn_metadata, positions, input_ids, digests)
         if self.experts is not None:
             digests = self.experts(digests, attn_metadata.all_rank_num_tokens)
         captured = [layer for layer in range(NUM_LAYERS) if spec_metadata.is_layer_capture(layer)]
@@ -465,11 +480,13 @@ class SpecDecOneEngineForCausalLM(nn.Module):
         experts: FusedMoE | None = None,
         *,
         second_choice: bool = False,
+        probabilities: bool = False,
+        recurrent: bool = False,
     ) -> None:
         super().__init__()
-        self.model = TargetModel(tracer, experts)
+        self.model = TargetModel(tracer, experts, MambaMixer() if recurrent else None)
         self.lm_head = LMHead()
-        self.logits_processor = LogitsProcessor(second_choice)
+        self.logits_processor = LogitsProcessor(second_choice, probabilities)
         self.draft_model = draft_model
         self.spec_worker = spec_worker
 

@@ -36,7 +36,9 @@ DRAFTERS = (
         worker=lambda setting: in_slots(DSparkWorker, setting),
         spec_metadata=slotted_metadata,
         # What is steered is not the head but what corrects it.
-        draft_model=lambda setting: DSparkDraftModel(setting.tracer, setting.steering, LogitsProcessor()),
+        draft_model=lambda setting: DSparkDraftModel(
+            setting.tracer, setting.steering, LogitsProcessor(probabilities=setting.steering.probabilities)
+        ),
         resource_manager=lambda setting: SeqSlotManager(setting.num_slots),
     ),
 )

@@ -164,6 +164,10 @@ class Eagle3OneModelDynamicTreeWorker(Eagle3OneModelWorker):
         self._relocate_kv_eagerly(attn_metadata, num_accepted_tokens)
         return accepted_tokens, num_accepted_tokens
 
+    def _accepted_leaf_positions(self, num_accepted: Tensor, attn_metadata: Any) -> Tensor:
+        accepted = num_accepted[attn_metadata.num_contexts :]
+        return self._accept_index.gather(1, (accepted - 1).long().unsqueeze(1)).squeeze(1)
+
     def _relocate_kv_eagerly(self, attn_metadata: Any, num_accepted: Tensor) -> None:
         """Move the target's entries of accepted nodes; the drafter is fed the accepted path anew."""
         rows = slice(attn_metadata.num_contexts, attn_metadata.num_seqs)
