@@ -168,9 +168,9 @@ def _part(args: tuple[Any, ...]) -> torch.Tensor:
 @contextmanager
 def _watched(metadata: Any, accesses: _Accesses) -> Iterator[None]:
     """Give ``metadata`` a class that notes accesses to the attributes under watch."""
-    original = type(metadata)
+    original: Any = type(metadata)
 
-    class Watched(original):  # type: ignore[misc, valid-type]
+    class Watched(original):
         def __getattribute__(self, name: str) -> Any:
             field = accesses.attributes.get(name)
             if field is not None and not _in_on_update():

@@ -17,3 +17,6 @@ DRIVEN: Final = (
     "MTPEagleDynamicTreeWorker",
 )
 """Workers that the suite has a driver for."""
+
+DRIVEN_BACKENDS: Final = ("TRTLLM", "DSA")
+"""Attention backends, keys of ``scenarios.BACKENDS``, whose metadata class the suite has a driver for."""

@@ -21,6 +21,8 @@ from fuzz.cli_app import (
     DraftLenOption,
     EngineOption,
     FaultsOption,
+    FoundArgument,
+    FoundEngineOption,
     InvariantOption,
     JsonOption,
     OptionalBug,
@@ -93,7 +95,7 @@ def run(
     if max_cases is not None:
         options.at_least("--max-cases", max_cases, 1)
     processes = options.processes(workers, len(target.workers))
-    output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
+    output = commands.Output.asked(as_json, report_dir)
     return commands.run(target, cases=max_cases, processes=processes, output=output)
 
 
@@ -130,7 +132,7 @@ def fuzz(
     )
     seconds = options.duration(max_time)
     processes = options.processes(workers, os.cpu_count() or 1)
-    output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
+    output = commands.Output.asked(as_json, report_dir)
     return commands.fuzz(target, seconds=seconds, processes=processes, output=output)
 
 
@@ -166,7 +168,6 @@ def sweep(
         invariant=invariant,
         faults=faults,
         max_draft_len=max_draft_len,
-        seed=0,
     )
     scope = options.scope(max_batch=max_batch, max_draft_len=max_draft_len, steps=steps, target=target)
     if max_points is not None:
@@ -178,7 +179,7 @@ def sweep(
         seconds=None if max_time is None else options.duration(max_time),
         again=again,
         processes=options.processes(workers, os.cpu_count() or 1),
-        output=commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir)),
+        output=commands.Output.asked(as_json, report_dir),
     )
 
 
@@ -191,9 +192,7 @@ def replay(
         str | None,
         typer.Option("--with-bug", metavar="[BUG]", help="Seed a defect; alone: the one that the file names."),
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option("--engine", metavar="NAME", help="Engine to run on. [default: as found]")
-    ] = None,
+    engine: FoundEngineOption = None,
     device: Annotated[
         str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda. [default: as found]")
     ] = None,
@@ -219,17 +218,15 @@ def replay(
     return commands.replay_all(
         [partial(prepare, read) for read in commands.sources(names or (), store)],
         invariants=options.invariants(invariant or ()),
-        output=commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir)),
+        output=commands.Output.asked(as_json, report_dir),
         interrupted=() if names else store.interrupted(),
     )
 
 
 @app.command()
 def explain(
-    name: Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")],
-    engine: Annotated[
-        str | None, typer.Option("--engine", metavar="NAME", help="Engine to run on. [default: as found]")
-    ] = None,
+    name: FoundArgument,
+    engine: FoundEngineOption = None,
     trtllm_source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -238,13 +235,15 @@ def explain(
     from fuzz.store import Store
     from fuzz.subject import find_subject
 
-    source = lambda: find_subject(name, Store()).on(engine, None)  # noqa: E731
+    def source() -> Subject:
+        return find_subject(name, Store()).on(engine, None)
+
     return commands.replay_all([source], invariants=(), output=commands.Output(as_json=as_json))
 
 
 @app.command()
 def export(
-    name: Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")],
+    name: FoundArgument,
     output: Annotated[
         str | None, typer.Option("--output", metavar="FILE", help="Where to write it. [default: standard output]")
     ] = None,
@@ -252,9 +251,7 @@ def export(
         str | None,
         typer.Option("--invariant", metavar="SLUG", help="Which to show. [default: as found, else the first violated]"),
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option("--engine", metavar="NAME", help="Engine it fails on. [default: as found]")
-    ] = None,
+    engine: FoundEngineOption = None,
     trtllm_source: SourceOption = None,
 ) -> int:
     """Write a finding as a stand-alone pytest file for TensorRT-LLM."""
@@ -290,10 +287,8 @@ def museum(
     bugs = options.bugs(bug or ())
     if max_cases is not None:
         options.at_least("--max-cases", max_cases, 1)
-    target = options.target(
-        engine="portable", device="cpu", worker=None, invariant=None, faults=faults, max_draft_len=None, seed=seed
-    )
-    output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
+    target = options.target(engine="portable", device="cpu", faults=faults, seed=seed)
+    output = commands.Output.asked(as_json, report_dir)
     processes = options.processes(workers, len(bugs))
     return commands.museum(target, bugs=bugs, cases=max_cases, processes=processes, output=output, baseline=baseline)
 
@@ -311,10 +306,8 @@ def leaks(
     """Say what failed steps leave behind in the metadata, and whether it is read: 1 if anything is."""
     from fuzz import commands, options
 
-    target = options.target(
-        engine=engine, device=device, worker=worker, invariant=None, faults=faults, max_draft_len=None, seed=0
-    )
-    output = commands.Output(as_json=as_json, report_dir=options.folder("--report-dir", report_dir))
+    target = options.target(engine=engine, device=device, faults=faults, worker=worker)
+    output = commands.Output.asked(as_json, report_dir)
     return commands.leaks(target, output)
 
 
@@ -372,9 +365,7 @@ def list_(
     """List workers, metadata classes, invariants, fault sites or seeded defects."""
     from fuzz import commands, listing, options
 
-    target = options.target(
-        engine=engine, device=device, worker=worker, invariant=None, faults=faults, max_draft_len=None, seed=0
-    )
+    target = options.target(engine=engine, device=device, faults=faults, worker=worker)
     return commands.list_rows(listing.rows(what, target), commands.Output(as_json=as_json))
 
 
@@ -402,8 +393,7 @@ def gate(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; ends the process with the exit status."""
-    # Tensors here hold a few numbers; a thread pool of torch's would only spin, at 40% more CPU time.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    engines.settle_process()
     sys.exit(invoke(sys.argv[1:] if argv is None else argv))
 
 

@@ -21,6 +21,7 @@ class Commands(typer.core.TyperGroup):
     """The group of all commands: an unknown one is answered with the closest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Raises ``UsageError`` for a name that no command has."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             raise UsageError(f"COMMAND: no command is called {args[0]!r}; {closest(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
@@ -30,6 +31,7 @@ class OptionalBug(typer.core.TyperCommand):
     """``--with-bug`` may stand alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write ``OWN`` behind a ``--with-bug`` that no name follows."""
         filled: list[str] = []
         for arg, after in zip(args, [*args[1:], None]):
             filled.append(arg)
@@ -50,6 +52,10 @@ app = typer.Typer(
 
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="NAME", help="portable, tensorrt_llm, or your own as module:Class.")
+]
+FoundArgument = Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")]
+FoundEngineOption = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME", help="Engine to run on. [default: as found]")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu or cuda.")]
 WorkerOption = Annotated[

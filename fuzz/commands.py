@@ -24,7 +24,7 @@ from fuzz.export import export
 from fuzz.files import write_text
 from fuzz.interrupt import interruptible
 from fuzz.museum_report import MuseumSummary
-from fuzz.options import Target
+from fuzz.options import Target, folder
 from fuzz.replay import Replay, replay
 from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary
 from fuzz.scope import Scope, Slice, asks, slices
@@ -57,6 +57,11 @@ class Output:
 
     as_json: bool = False
     report_dir: Path | None = None
+
+    @classmethod
+    def asked(cls, as_json: bool, report_dir: str | None) -> Output:
+        """As ``--json`` and ``--report-dir`` say; ``UsageError`` for a folder in which nothing can be made."""
+        return cls(as_json=as_json, report_dir=folder("--report-dir", report_dir))
 
     def write(self, document: Any, lines: Iterable[Line | str], findings: Sequence[Finding] = ()) -> None:
         """Print one of the two; keep both in the folder, as report.json and report.txt, and the findings."""

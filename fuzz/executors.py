@@ -104,6 +104,7 @@ def _follow_parent() -> None:
 
 def serve(connection: Connection, running: str) -> None:
     """Body of a spawned process: units in, events out, until the other end closes."""
+    fuzz.engines.settle_process()
     from fuzz.work import run_unit
 
     fuzz.engines.quieten()

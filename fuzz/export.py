@@ -138,9 +138,8 @@ def _outcome(text: str, engine: Any, scenario: Scenario) -> str:
             test()
         except AssertionError as error:
             return str(error)
-        except BaseException as error:
-            # pytest's own are no Exception.
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # pytest's own are no Exception
             return f"the file ends with {type(error).__name__}: {error}"
     return "the file passes"

@@ -45,13 +45,13 @@ def target(
     *,
     engine: str,
     device: str,
-    worker: Sequence[str] | None,
-    invariant: Sequence[str] | None,
     faults: str,
-    max_draft_len: int | None,
-    seed: int,
+    worker: Sequence[str] | None = None,
+    invariant: Sequence[str] | None = None,
+    max_draft_len: int | None = None,
+    seed: int = 0,
 ) -> Target:
-    """The checked options; raises ``UsageError``."""
+    """The checked options, the rest as in a command that lacks them; raises ``UsageError``."""
     fuzz.engines.check_name(engine, device)
     if max_draft_len is not None and not 1 <= max_draft_len <= 31:
         raise UsageError(f"--max-draft-len: {max_draft_len} is outside 1..31; write a value in that range")

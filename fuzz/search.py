@@ -29,8 +29,8 @@ from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, plan
 from fuzz.draws import each_anew, from_the_seed_alone
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
 from fuzz.journal import Case, Journal
-from fuzz.listing import small_scenario
 from fuzz.shrink import shrink
+from fuzz.small import small_scenario
 from fuzz.unit import Unit
 from invariants import Relation, Verdict, all_invariants, verify
 from scenarios import Finding, Scenario, Trace, UsageError

@@ -7,7 +7,7 @@ happen without it, so nearly every edit is worth a run, and a failure is minimal
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Final, TypeVar
 
@@ -26,6 +26,10 @@ from scenarios import (
 )
 from scenarios.schedule import walk
 from scenarios.trees import most_nodes
+
+_PLAIN_CONTEXT: Final = {"agree": 0, "near": 0, "chunk": 1}
+_PLAIN_GENERATION: Final = {"agree": 0, "near": 0, "past": 0, "accept": 1, "match": 0}
+"""What a row that does nothing in particular has in each field."""
 
 Row = TypeVar("Row", Context, Generation)
 Edit = Callable[[Scenario], Iterator[Scenario]]
@@ -290,36 +294,20 @@ def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
 def _plainer_rows(scenario: Scenario) -> Iterator[Scenario]:
     for i, step in enumerate(scenario.steps):
         for j, context in enumerate(step.contexts):
-            for plain in _plainer_context(context):
+            for plain in _plainer_row(context, _PLAIN_CONTEXT):
                 rows = (*step.contexts[:j], plain, *step.contexts[j + 1 :])
                 yield _with_step(scenario, i, replace(step, contexts=rows))
         for j, generation in enumerate(step.generations):
-            for row in _plainer_generation(generation):
+            for row in _plainer_row(generation, _PLAIN_GENERATION):
                 yield _with_step(
                     scenario, i, replace(step, generations=(*step.generations[:j], row, *step.generations[j + 1 :]))
                 )
 
 
-def _plainer_context(row: Context) -> Iterator[Context]:
-    for agree in _below(row.agree, 0):
-        yield replace(row, agree=agree)
-    for near in _below(row.near, 0):
-        yield replace(row, near=near)
-    for chunk in _below(row.chunk, 1):
-        yield replace(row, chunk=chunk)
-
-
-def _plainer_generation(row: Generation) -> Iterator[Generation]:
-    for agree in _below(row.agree, 0):
-        yield replace(row, agree=agree)
-    for near in _below(row.near, 0):
-        yield replace(row, near=near)
-    for past in _below(row.past, 0):
-        yield replace(row, past=past)
-    for accept in _below(row.accept, 1):
-        yield replace(row, accept=accept)
-    for match in _below(row.match, 0):
-        yield replace(row, match=match)
+def _plainer_row(row: Row, plain: Mapping[str, int]) -> Iterator[Row]:
+    for field, least in plain.items():
+        for value in _below(getattr(row, field), least):
+            yield replace(row, **{field: value})
 
 
 def _below(value: int, low: int) -> list[int]:

@@ -104,7 +104,7 @@ def _subject(name: str, value: dict[str, Any]) -> Subject:
         )
     if "scenario" not in value:
         return Subject(name=name, scenario=scenario_from_json(value))
-    texts: dict[str, str] = {}
+    texts: dict[str, Any] = {}
     for key, content in value.items():
         if key not in _WRAPPER:
             raise ScenarioError(key, "is not a field", closest(key, _WRAPPER))
@@ -118,4 +118,4 @@ def _subject(name: str, value: dict[str, Any]) -> Subject:
         scenario = scenario_from_json(value["scenario"])
     except ScenarioError as error:
         raise error.within("scenario") from None
-    return Subject(name=name, scenario=scenario, **texts)  # type: ignore[arg-type]
+    return Subject(name=name, scenario=scenario, **texts)

@@ -93,9 +93,9 @@ def main(rank: int, port: int, device: str = "cuda") -> None:
     for worker in WORKERS:
         scenario = scenario_of(worker, rank)
         expected = run(PortableEngine("cpu"), scenario)
-        py_executor_creator.Distributed = RealDistributed  # type: ignore[misc]
+        py_executor_creator.Distributed = RealDistributed
         seen = run(PortableEngine(device), scenario)
-        py_executor_creator.Distributed = Distributed  # type: ignore[misc]
+        py_executor_creator.Distributed = Distributed
         print(json.dumps({"worker": worker, **_account(seen, expected)}), flush=True)
     torch.distributed.barrier()
     # Graphs that hold collectives are best left to the end of the process.

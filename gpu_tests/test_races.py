@@ -133,10 +133,11 @@ def test_a_reused_staging_buffer_is_seen_on_the_device_alone(monkeypatch: pytest
     buffers["cuda"] = buffers["cpu"].pin_memory()
     upload = PyTorchModelEngine._upload
 
-    def reused(self: PyTorchModelEngine, values: list[int], buffer: torch.Tensor) -> torch.Tensor:
+    def reused(self: PyTorchModelEngine, name: str, values: list[int]) -> torch.Tensor:
         # Tokens alone, as a token that takes the place of an index would cost the device.
-        if buffer is not self.input_ids_cuda and buffer is not self.draft_tokens_cuda:
-            return upload(self, values, buffer)
+        if name not in ("input_ids_cuda", "draft_tokens_cuda"):
+            return upload(self, name, values)
+        buffer: torch.Tensor = getattr(self, name)
         staged = buffers[self.device.type][: len(values)].copy_(torch.tensor(values, dtype=torch.int32))
         return buffer[: len(values)].copy_(staged, non_blocking=True)
 

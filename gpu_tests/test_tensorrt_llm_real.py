@@ -76,6 +76,7 @@ SHORT_LAYERS = {
     "acceptance-follows-agreement",
     "batch-equals-requests-alone",
     "chunked-equals-one-shot",
+    "corrected-lengths-are-committed-plus-fed",
     "derived-counters-consistent",
     "host-equals-device",
     "draft-position-is-kv-minus-one",

@@ -96,10 +96,12 @@ def draft_block_follows_context(step: StepCase, check: Check) -> None:
 @invariant("draft-context-equals-cache", reads=("draft_context", "target_kv"), museum=("TRT-70",), predicates=("P4",))
 def draft_context_equals_cache(step: StepCase, check: Check) -> None:
     """The columns of a request are those of its cached tokens, each at its own position, in order, and no others."""
-    seen = step.updated.seen if step.updated is not None else {}
-    target = seen.get("target_kv", {})
-    for request, columns in seen.get("draft_context", {}).items():
+    moment = step.updated
+    if moment is None:
+        return
+    target = moment.seen.get("target_kv", {})
+    for request, columns in moment.seen.get("draft_context", {}).items():
         if request in target:
             expected = [[n, term(n, slot)] for n, slot in enumerate(target[request])]
             why = f"target_kv holds these tokens of request {request}"
-            check.equal(step.updated, "draft_context", expected, columns, why)  # type: ignore[arg-type]
+            check.equal(moment, "draft_context", expected, columns, why)

@@ -129,10 +129,12 @@ def ended_requests_are_left_alone(step: StepCase, check: Check) -> None:
     """
     moment = step.updated
     wasted = [row.request for row in step.rows if row.wasted]
-    for field in _PER_REQUEST if moment is not None and wasted else ():
-        if field in moment.seen:  # type: ignore[union-attr]
-            shown = [request for request in wasted if request in moment.seen[field]]  # type: ignore[union-attr]
-            check.that(not shown, moment, field, [], shown, f"requests {shown} had ended before")  # type: ignore[arg-type]
+    if moment is None or not wasted:
+        return
+    for field in _PER_REQUEST:
+        if field in moment.seen:
+            shown = [request for request in wasted if request in moment.seen[field]]
+            check.that(not shown, moment, field, [], shown, f"requests {shown} had ended before")
 
 
 @invariant("failure-ends-what-is-in-flight", reads=("emitted",), museum=("TRT-35",), predicates=("P9",))

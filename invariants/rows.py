@@ -150,10 +150,10 @@ def drafts_carried_over(step: StepCase, check: Check) -> None:
     length = width if step.traits.tree else step.draft_len
     for place, row in enumerate(step.rows[step.num_contexts :]):
         made = _drafts_made(row.before) if row.before is not None else None
-        if made is not None:
+        if row.before is not None and made is not None:
             expected = (made + [PAD_TOKEN] * length)[:length]
             actual = tokens[place * width : place * width + length]
-            why = f"request {row.request} made {made} in step {row.before.step.index}"  # type: ignore[union-attr]
+            why = f"request {row.request} made {made} in step {row.before.step.index}"
             check.equal(moment, "draft_tokens", expected, actual, why)
 
 

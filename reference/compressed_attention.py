@@ -55,11 +55,13 @@ def widths(config: Config) -> list[Callable[[int], int]]:
     A layer with compressed tokens has a whole window before them, however short the request.
     """
     window, topk = config.window_size, config.index_topk
-    by_ratio: list[Callable[[int], int]] = [lambda place: min(place + 1, window)]
-    for layer, ratio in enumerate(config.compress_ratios[1:]):
-        limit = config.max_seq_len if layer else topk
-        by_ratio.append(lambda place, r=ratio, limit=limit: window + min((place + 1) // r, limit))  # type: ignore[misc]
-    return by_ratio
+
+    def of(ratio: int, limit: int) -> Callable[[int], int]:
+        return lambda place: window + min((place + 1) // ratio, limit)
+
+    limits = (topk, config.max_seq_len)
+    compressed = [of(ratio, limit) for ratio, limit in zip(config.compress_ratios[1:], limits)]
+    return [lambda place: min(place + 1, window), *compressed]
 
 
 def most(max_seq_len: int, ratio: int) -> int:

@@ -44,7 +44,8 @@ def _is_default(f: Field[Any], owner: Any) -> bool:
 
 def from_json(cls: type[T], value: Any) -> T:
     """Build a value of dataclass ``cls``; ``ScenarioError`` names what does not fit."""
-    return _read(cls, value)  # type: ignore[no-any-return]
+    read: T = _read(cls, value)
+    return read
 
 
 @cache

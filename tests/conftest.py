@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.util import find_spec
 from itertools import count
@@ -28,6 +29,13 @@ settings.register_profile(
     print_blob=False,
 )
 settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is loaded alone from now on: looking through it in vain takes a sixth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_report_header() -> str:

@@ -58,16 +58,13 @@ def count_launches(work: Callable[[], Any]) -> int:
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
 
 
-def per_step(step: Callable[[int], Any], steps: int) -> list[float]:
-    """Wall seconds of each of so many steps; a step ends when the device has done it."""
-    times = []
-    for i in range(steps):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        step(i)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return times
+def seconds_of(step: Callable[[], Any]) -> float:
+    """Wall seconds of a step, which ends when the device has done it."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
 
 
 def record(name: str, values: dict[str, Any], output: Path | None) -> None:

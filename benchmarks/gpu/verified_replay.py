@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import reference
-from benchmarks.gpu.measure import bandwidth, count_launches, per_step, record, seconds_on_device, seconds_per_launch
+from benchmarks.gpu.measure import bandwidth, count_launches, record, seconds_of, seconds_on_device, seconds_per_launch
 from benchmarks.gpu.serving import serving
 from engines import kernels
 from engines.portable import Mismatches, PortableEngine, PortableSession
@@ -43,6 +43,7 @@ class SynchronisedMismatches(Mismatches):
     """Reads each sub-step back, in one piece, and compares it on the host."""
 
     def compare(self, actual: Tensor, expected: Tensor, begin: int) -> None:
+        """Wait for the device, and compare."""
         said, seen = torch.stack([expected, actual.long()]).tolist()
         wrong = [i for i, (want, have) in enumerate(zip(said, seen)) if want not in (have, ANYTHING)]
         assert not wrong, "the clean engine has a finding"
@@ -98,7 +99,7 @@ def measure(worker: str, batch: int, draft_len: int, steps: int) -> dict[str, An
     times: dict[str, list[float]] = {kind: [] for kind in runs}
     for _ in range(steps):
         for kind, run in runs.items():
-            times[kind] += per_step(lambda _: run.step(), 1)  # noqa: B023
+            times[kind].append(seconds_of(run.step))
     for run in runs.values():
         assert (found := run.mismatches.read()) is None, f"the clean engine has a finding: {found}"
     medians = {kind: statistics.median(values) for kind, values in times.items()}
@@ -110,12 +111,12 @@ def measure(worker: str, batch: int, draft_len: int, steps: int) -> dict[str, An
         "draft_len": draft_len,
         "steps": steps,
         "kernels": kernels.default("cuda"),
-        "milliseconds_per_step": {kind: 1e3 * median for kind, median in medians.items()},
-        "oracle_milliseconds_per_step": 1e3 * oracle,
+        "milliseconds_seconds_of": {kind: 1e3 * median for kind, median in medians.items()},
+        "oracle_milliseconds_seconds_of": 1e3 * oracle,
         "verified_by_bare": medians["verified"] / medians["bare"],
         "synchronised_by_verified": medians["synchronised"] / medians["verified"],
         "traced_by_verified": medians["traced"] / medians["verified"],
-        "checking_milliseconds_per_step": {
+        "checking_milliseconds_seconds_of": {
             kind: 1e3 * (medians[kind] - medians[unobserved])
             for kind, unobserved in (("verified", "bare"), ("synchronised", "eager"), ("traced", "eager"))
         },

@@ -89,6 +89,7 @@ class _View(ModuleType):
         return owner
 
     @property
+    # A module has it as an attribute; `mock.patch` asks for it by that name.
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         """Own names and those of the portable modules: what is replaced for a while is looked up here and put back."""
         names = {name for module in self._modules for name in vars(module) if _has(module, name)}

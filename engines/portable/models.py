@@ -20,7 +20,7 @@ from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttent
 from engines.portable.attention.backends.vanilla import VanillaAttention
 from engines.portable.distributed import FusedMoE, all_rank_num_tokens_kept
 from engines.portable.mamba_mixer import MambaMixer
-from engines.portable.speculative.interface import DecodingConfig
+from engines.portable.speculative.config import DecodingConfig
 from engines.row_tracer import digests_of, with_digests
 from engines.tracer import (
     SparseTracer,
@@ -45,6 +45,7 @@ class LMHead(nn.Module):
     """Turns the second column of hidden rows into tokens: int64 [rows]."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
+        """The second column as tokens."""
         return choose(hidden_states[:, 1])
 
 
@@ -62,6 +63,7 @@ class LogitsProcessor(nn.Module):
     def forward(
         self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
     ) -> Tensor:
+        """Logits of what ``lm_head`` makes of the rows. No context logits are asked for."""
         logits = self._logits(lm_head(hidden_states))
         return with_digests(logits, hidden_states[:, 1]) if self._probabilities else logits
 
@@ -134,6 +136,7 @@ class SteeredLogitsProcessor(nn.Module):
     def forward(
         self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
     ) -> Tensor:
+        """Logits of the drafts, float32 [rows, VOCAB_SIZE]; moves on by one depth unless parallel."""
         tokens = lm_head(hidden_states)
         if self.parallel:
             return self.steering.logits(self.steering.disturb(tokens, attn_metadata), hidden_states[:, 1])
@@ -153,6 +156,7 @@ class SteeredMTPHead(SteeredLogitsProcessor):
     def forward(
         self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
     ) -> Tensor:
+        """Logits of the drafts, float32 [n, VOCAB_SIZE], of rows int64 [tokens, 2]."""
         last_tokens = torch.cumsum(attn_metadata.seq_lens_cuda, dim=0) - 1
         return super().forward(hidden_states.index_select(0, last_tokens), lm_head, attn_metadata)
 
@@ -173,6 +177,7 @@ class SteeredTreeLogitsProcessor(nn.Module):
     def forward(
         self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
     ) -> Tensor:
+        """Log probabilities, float32 [n * nodes, VOCAB_SIZE], of so many nodes of each row; moves on by one depth."""
         tokens = lm_head(hidden_states)
         batch_size = attn_metadata.num_seqs
         agrees = self.steering.agree[:batch_size].unsqueeze(1) > self.steering.depth
@@ -191,6 +196,7 @@ class MarkovHead(nn.Module):
         self.steering = steering
 
     def forward(self, block_logits: Tensor, attn_metadata: Any) -> Tensor:
+        """The block's logits, some of their first choices turned into ones to disagree with."""
         tokens = torch.argmax(block_logits, dim=-1).flatten()
         digests = digests_of(block_logits).flatten() if self.steering.probabilities else None
         return self.steering.logits(self.steering.disturb(tokens, attn_metadata), digests).view_as(block_logits)
@@ -222,6 +228,7 @@ class TargetModel(TracerModel):
         self.mixer = mixer
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
+        """Hidden rows of the tokens ``input_ids`` (int64 [rows]); captures those of layers that a drafter reads."""
         table, rows = self.attention.place(attn_metadata, input_ids.shape[0])
         positions = position_ids.squeeze(0)
         digests = self.attention.target(attn_metadata, table, rows, positions, input_ids)
@@ -265,6 +272,7 @@ class Eagle3Layers(ShiftedDraftModel):
         spec_metadata: Any,
         all_rank_num_tokens: list[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """Hidden rows, int64 [rows, 2], twice; ``hidden_states`` are the target's or the drafter's own."""
         with all_rank_num_tokens_kept(attn_metadata):
             if all_rank_num_tokens is not None:
                 attn_metadata.all_rank_num_tokens = all_rank_num_tokens
@@ -291,6 +299,7 @@ class MTPEagleLayer(ShiftedDraftModel):
         spec_metadata: Any,
         all_rank_num_tokens: list[int] | None,
     ) -> Tensor:
+        """Hidden rows, int64 [rows, 2]; ``all_rank_num_tokens`` holds for this call, None for what the metadata has."""
         with all_rank_num_tokens_kept(attn_metadata):
             if all_rank_num_tokens is not None:
                 attn_metadata.all_rank_num_tokens = all_rank_num_tokens
@@ -308,6 +317,7 @@ class MTPLayer(ShiftedDraftModel):
     def forward(
         self, *, embed_tokens: Any, input_ids: Tensor, position_ids: Tensor, hidden_states: Tensor, attn_metadata: Any
     ) -> Tensor:
+        """Hidden rows, int64 [rows, 2], of the tokens so far ahead."""
         return self._draft(input_ids, position_ids, attn_metadata, hidden_states)
 
 
@@ -319,6 +329,7 @@ class DraftTargetLayers(ShiftedDraftModel):
         self.experts = experts
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
+        """Hidden rows, int64 [rows, 2]; it is told no hidden states."""
         hidden = self._draft(input_ids, position_ids, attn_metadata)
         return hidden if self.experts is None else self.experts(hidden, attn_metadata.all_rank_num_tokens)
 
@@ -327,6 +338,7 @@ class PARDLayers(TracerModel):
     """The layers of a parallel drafter: hidden rows whose masks are seen as what the target would choose."""
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
+        """Hidden rows, int64 [rows, 2]; the last ones of a generation are masks."""
         table, rows = self.attention.place(attn_metadata, input_ids.shape[0])
         masks = spec_metadata.runtime_tokens_per_gen_step - 1 if attn_metadata.num_generations else 0
         digests = self.attention.parallel(attn_metadata, table, rows, position_ids, input_ids, masks)

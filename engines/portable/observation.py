@@ -35,6 +35,7 @@ from engines.portable.spec_observation import (
     slot_fields,
     spec_fields,
 )
+from engines.portable.speculative.spec_tree_manager import SpecTreeManager
 from engines.portable.tree_observation import TreeObserver, linear_fields
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
@@ -61,6 +62,7 @@ class Labels:
         self._count = 0
 
     def __call__(self, value: Any) -> str:
+        """Its label; one that nobody else has had where it is new."""
         known = self._known.get(id(value))
         if known is None or known[0]() is not value:
             self._count += 1
@@ -72,9 +74,9 @@ def _sparse_observer(config: Config, executor: PyExecutor) -> tuple[SparseObserv
     """Who reads what a sparse backend has beside a dense one, and its tensors whose identity matters."""
     backend, managers = BACKENDS[config.attention_backend], executor.kv_cache_managers
     if backend.compressed:
-        return CompressedObserver(managers), compressed_observation.DEVICE_TENSORS  # type: ignore[arg-type]
+        return CompressedObserver(managers), compressed_observation.DEVICE_TENSORS
     if backend.sparse:
-        return SparseObserver(managers), DEVICE_TENSORS  # type: ignore[arg-type]
+        return SparseObserver(managers), DEVICE_TENSORS
     return None, ()
 
 
@@ -131,7 +133,8 @@ class Observer:
         self._copies = copies
         self._rows = RowObserver(config, executor)
         self._objects = (*_IDENTITY, *sparse_tensors)
-        self._tree = TreeObserver(executor.spec_resource_manager) if config.traits.tree else None  # type: ignore[arg-type]
+        trees = executor.spec_resource_manager
+        self._tree = TreeObserver(trees) if isinstance(trees, SpecTreeManager) else None
         self._substeps: list[Substep] = []
         self._batch = ScheduledRequests()
         self._phase = Phase.EAGER

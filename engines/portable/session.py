@@ -78,7 +78,7 @@ class PortableSession:
         self._schedule: Schedule | None = Schedule(config, requests)
         self._record = record
         self._device = device
-        self._kernels = kernels.default(device.type)
+        self._kernels = self._kernel_forms(device)
         if self._kernels == "triton":
             kernels.warm_up(device.type)
         self._executor = self._create_executor(config, device)
@@ -208,6 +208,10 @@ class PortableSession:
     def _create_executor(self, config: Config, device: torch.device) -> PyExecutor:
         """The engine; a session of one with the same rooms overrides this and ``_line_sites``."""
         return create_py_executor(config, device)
+
+    def _kernel_forms(self, device: torch.device) -> str:
+        """Which forms of the kernels it uses; to be overridden likewise."""
+        return kernels.default(device.type)
 
     def _watch_copies(self) -> HostCopies | None:
         """What remembers copies to the device, None if they do not all go through it; to be overridden likewise."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from engines.portable.attention.backends.sparse.dsa.cache_manager import DSACacheManager
 from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
 from engines.portable.pyexecutor.llm_request import LlmRequest
+from engines.portable.pyexecutor.resource_manager import KVCacheManager
 
 DEVICE_TENSORS: Final = (
     "req_idx_per_token",
@@ -29,10 +30,10 @@ _SKIP_FLAGS: Final = ("skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs")
 class SparseObserver:
     """Reads the sparse fields of attention metadata; ``begin`` when it is prepared for a batch.
 
-    With several managers the pages are those of the one that the metadata refers to.
+    With several managers the pages are those of the one that the metadata refers to; a drafter's may have no indexer.
     """
 
-    def __init__(self, kv_cache_managers: Sequence[DSACacheManager]) -> None:
+    def __init__(self, kv_cache_managers: Sequence[KVCacheManager]) -> None:
         self._managers = kv_cache_managers
         self._owners: list[dict[int, tuple[int, int]]] = []
         self._pages: list[list[int]] = []
@@ -104,12 +105,12 @@ class SparseObserver:
 
     def _owners_of_data(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
         referred = self._referred(attn)
-        slots = self._managers[referred].get_indexer_slots(byte_offsets)
+        slots = self._indexer(referred).get_indexer_slots(byte_offsets)
         return [self._owner(referred, slot) for slot in slots.tolist()]
 
     def _owners_of_scales(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
         referred = self._referred(attn)
-        manager, owners = self._managers[referred], []
+        manager, owners = self._indexer(referred), []
         size = manager.index_tokens_per_block
         for byte_offset in byte_offsets.tolist():
             page, rest = divmod(byte_offset, manager.index_page_bytes)
@@ -119,12 +120,17 @@ class SparseObserver:
         return owners
 
     def _owner(self, referred: int, slot: int) -> list[int]:
-        manager = self._managers[referred]
+        manager = self._indexer(referred)
         page, offset = divmod(slot, manager.tokens_per_block)
         if page not in self._owners[referred]:
             return [-1, -1]
         row, place = self._owners[referred][page]
         return [row, place * manager.index_tokens_per_block + offset]
+
+    def _indexer(self, referred: int) -> DSACacheManager:
+        manager = self._managers[referred]
+        assert isinstance(manager, DSACacheManager), "a map of the indexer where there is none"
+        return manager
 
     def _referred(self, attn: Any) -> int:
         """Which manager the metadata refers to; the first if it is none of them."""

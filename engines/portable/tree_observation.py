@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from engines.portable.cache_observation import Committed
@@ -49,7 +50,12 @@ def _spec_decoding_fields(attn: Any, lens: list[int], offsets: list[list[int]]) 
 
 
 def _bits(words: list[int]) -> list[int]:
-    return [32 * i + bit for i, word in enumerate(words) for bit in range(32) if word >> bit & 1]
+    return [32 * i + bit for i, word in enumerate(words) for bit in _bits_of(word)]
+
+
+@cache
+def _bits_of(word: int) -> tuple[int, ...]:
+    return tuple(bit for bit in range(32) if word >> bit & 1)
 
 
 def _parents(children: list[int], siblings: list[int]) -> list[int]:

@@ -34,25 +34,18 @@ def linear_tables(rows: int, width: int, device: torch.device) -> tuple[torch.Te
 
 def attention_metadata_class(base: Any) -> type:
     """Metadata of the dense TRTLLM backend below ``base``, the real ``AttentionMetadata``."""
-    return _with_trees(_with_linear_drafts(_with_schedules(_with_lengths(base))))
+    return _with_trees(_with_linear_drafts(_with_schedules(_with_lengths(_with_block_tables(base)))))
 
 
-def _with_lengths(base: Any) -> type:
-    class WithLengths(base):  # type: ignore[misc]
-        """Lengths, types and block tables. Buffers are ``max_num_requests`` rows long and keep their address.
+def _with_block_tables(base: Any) -> type:
+    class WithBlockTables(base):
+        """Block tables, and the buffers of the device, ``max_num_requests`` rows long, that keep their address.
 
         draft_kv_cache_block_offsets  block table of the draft manager, None without one
         """
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            rows = self.max_num_requests
-            self.kv_lens_cuda = self._device_buffer("kv_lens_cuda", rows)
-            self.prompt_lens_cuda = self._device_buffer("prompt_lens_cuda", rows)
-            self.kv_lens, self.prompt_lens_cpu, self.host_request_types = (
-                torch.zeros(rows, dtype=torch.int32) for _ in range(3)
-            )
-            self.host_total_kv_lens = torch.zeros(2, dtype=torch.int32)
             self.kv_cache_block_offsets = self._block_table("kv_cache_block_offsets", self.kv_cache_manager)
             self.host_kv_cache_block_offsets = None
             self.draft_kv_cache_block_offsets = self._block_table(
@@ -75,6 +68,30 @@ def _with_lengths(base: Any) -> type:
                 return None
             return self._device_buffer(name, 1, self.max_num_requests, 2, manager.max_blocks_per_seq)
 
+        def _copy_block_offsets(self, longest: int) -> None:
+            manager, draft = self.kv_cache_manager, self.draft_kv_cache_manager
+            manager.copy_batch_block_offsets(self.kv_cache_block_offsets, self.request_ids)
+            assert longest <= manager.max_seq_len, f"kv length {longest} exceeds max_seq_len {manager.max_seq_len}"
+            if draft is not None:
+                draft.copy_batch_block_offsets(self.draft_kv_cache_block_offsets, self.request_ids)
+
+    return WithBlockTables
+
+
+def _with_lengths(base: Any) -> type:
+    class WithLengths(base):
+        """Lengths and types of the rows."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            rows = self.max_num_requests
+            self.kv_lens_cuda = self._device_buffer("kv_lens_cuda", rows)
+            self.prompt_lens_cuda = self._device_buffer("prompt_lens_cuda", rows)
+            self.kv_lens, self.prompt_lens_cpu, self.host_request_types = (
+                torch.zeros(rows, dtype=torch.int32) for _ in range(3)
+            )
+            self.host_total_kv_lens = torch.zeros(2, dtype=torch.int32)
+
         def prepare(self) -> None:
             """Derive lengths, types and block tables from what the engine has assigned for the step."""
             super().prepare()
@@ -94,18 +111,11 @@ def _with_lengths(base: Any) -> type:
             self._copy_block_offsets(max(lens) + self.kv_cache_params.num_extra_kv_tokens)
             self.on_update_kv_lens()
 
-        def _copy_block_offsets(self, longest: int) -> None:
-            manager, draft = self.kv_cache_manager, self.draft_kv_cache_manager
-            manager.copy_batch_block_offsets(self.kv_cache_block_offsets, self.request_ids)
-            assert longest <= manager.max_seq_len, f"kv length {longest} exceeds max_seq_len {manager.max_seq_len}"
-            if draft is not None:
-                draft.copy_batch_block_offsets(self.draft_kv_cache_block_offsets, self.request_ids)
-
     return WithLengths
 
 
 def _with_schedules(base: Any) -> type:
-    class WithSchedules(base):  # type: ignore[misc]
+    class WithSchedules(base):
         """What kernels derive from the lengths, until a hook says that these have changed."""
 
         _mla_scheduler_buffers: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -133,7 +143,7 @@ def _with_schedules(base: Any) -> type:
 
 def _with_linear_drafts(base: Any) -> type:
     @dataclass(kw_only=True)
-    class WithLinearDrafts(base):  # type: ignore[misc]
+    class WithLinearDrafts(base):
         """How many rows each generation feeds, and what they see of each other: one mask for all requests."""
 
         is_spec_decoding_enabled: bool = False
@@ -161,7 +171,7 @@ def _with_linear_drafts(base: Any) -> type:
 
 def _with_trees(base: Any) -> type:
     @dataclass(kw_only=True)
-    class TrtllmAttentionMetadata(base):  # type: ignore[misc]
+    class TrtllmAttentionMetadata(base):
         """With trees of drafts, from the slots of the batch's generations.
 
         spec_tree_width  most rows of a sequence that masks speak of; 0 for linear drafts. The buffers of trees are laid
@@ -226,7 +236,7 @@ def spec_metadata_class(base: Any, no_token: int) -> type:
     if hasattr(base, "populate_context_prompt_lookahead"):
         return base
 
-    class DrivenSpecMetadata(base):  # type: ignore[misc]
+    class DrivenSpecMetadata(base):
         def populate_context_prompt_lookahead(self, context_requests: Sequence[Any]) -> None:
             """Upload the prompt token that follows each context's chunk, if this version has a place for it."""
             tokens = getattr(self, "context_prompt_lookahead_tokens", None)

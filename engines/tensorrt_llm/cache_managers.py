@@ -53,6 +53,7 @@ class DSACacheManager(KVCacheManager, cache_manager.DSACacheManager):
 
     use_fp4 = False
 
+    # Upstream's callers give the number of rows first, those of the portable metadata the requests alone.
     def get_pool_block_indices(  # type: ignore[override]
         self, num_seqs: int, *, request_ids: Sequence[int], **of_beams: Any
     ) -> Tensor:

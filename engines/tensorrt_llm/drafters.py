@@ -67,6 +67,7 @@ class TreeHead(SteeredTreeLogitsProcessor):
     def forward(
         self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
     ) -> Tensor:
+        """Logits, float64, whose softmax has a probability for each score."""
         return probability_logits(super().forward(hidden_states, lm_head, attn_metadata))
 
 
@@ -74,6 +75,7 @@ class MTPEagleTreeLayer(models.MTPEagleLayer):
     """The MTP layer, which trees of drafts do not show the metadata of speculation."""
 
     def forward(self, **inputs: Any) -> Tensor:
+        """Hidden rows as ever; ``spec_metadata`` is None unless somebody gives it."""
         return super().forward(**{"spec_metadata": None, **inputs})
 
 

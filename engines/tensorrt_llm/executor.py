@@ -18,8 +18,8 @@ from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.sampler import SpecSampler
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Setting
-from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES
 from engines.tensorrt_llm.backend import spec_metadata_class
 from engines.tensorrt_llm.cache_managers import DSACacheManager, KVCacheManager
@@ -220,6 +220,27 @@ class Options:
     separate_draft_kv_cache: bool = True
 
 
+def _cache_and_tracer(
+    config: Config, decoding: DecodingConfig, device: torch.device
+) -> tuple[KVCacheManager | DSACacheManager, Tracer]:
+    """The cache that the attention backend reads, and the arithmetic that reads it."""
+    sparse = BACKENDS[config.attention_backend].sparse
+    dense_manager, dense = (TreeKVCacheManager, TreeTracer) if decoding.use_dynamic_tree else (KVCacheManager, Tracer)
+    manager = (DSACacheManager if sparse else dense_manager)(
+        num_layers=1 + decoding.num_draft_layers,
+        num_blocks=config.num_blocks,
+        tokens_per_block=config.tokens_per_block,
+        max_seq_len=config.max_seq_len,
+        max_total_draft_tokens=decoding.max_total_draft_tokens,
+        num_extra_kv_tokens=config.num_extra_kv_tokens,
+        device=device,
+    )
+    slots = manager.max_blocks_per_seq * config.tokens_per_block
+    if sparse:
+        return manager, SparseTracer(slots, device, config.index_topk)
+    return manager, dense(slots, device, max_shift=decoding.num_draft_layers)
+
+
 def create_py_executor(
     upstream: Upstream, worker_class: type, config: Config, device: torch.device, options: Options
 ) -> PyExecutor:
@@ -232,25 +253,8 @@ def create_py_executor(
         dynamic_tree_max_topK=config.dynamic_tree_max_topK,
         dynamic_tree_max_nodes=config.max_total_draft_tokens,
     )
-    sparse = BACKENDS[config.attention_backend].sparse
-    dense_manager = TreeKVCacheManager if decoding.use_dynamic_tree else KVCacheManager
-    manager = (DSACacheManager if sparse else dense_manager)(
-        num_layers=1 + decoding.num_draft_layers,
-        num_blocks=config.num_blocks,
-        tokens_per_block=config.tokens_per_block,
-        max_seq_len=config.max_seq_len,
-        max_total_draft_tokens=decoding.max_total_draft_tokens,
-        num_extra_kv_tokens=config.num_extra_kv_tokens,
-        device=device,
-    )
+    manager, tracer = _cache_and_tracer(config, decoding, device)
     draft_manager = DraftKVCacheManager(manager)
-    slots = manager.max_blocks_per_seq * config.tokens_per_block
-    dense = TreeTracer if decoding.use_dynamic_tree else Tracer
-    tracer = (
-        SparseTracer(slots, device, config.index_topk)
-        if sparse
-        else dense(slots, device, max_shift=decoding.num_draft_layers)
-    )
     setting = Setting(
         spec_config=decoding,
         max_num_requests=config.max_num_requests,

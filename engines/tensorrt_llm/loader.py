@@ -274,7 +274,7 @@ class Upstream:
             module = sys.modules.get(module_name) or self._import(class_name, module_name)
             if module is not None and class_name in WORKERS and WORKERS[class_name].tree:
                 # From there on the masks of trees are not packed more densely than their buffer is.
-                module.get_sm_version = lambda: 100  # type: ignore[attr-defined]
+                vars(module)["get_sm_version"] = lambda: 100
         worker = getattr(module, class_name, None)
         if worker is not None and not issubclass(worker, self.interface.SpecWorkerBase):
             self.rejected[class_name] = ImportError("no file defines a base of it")

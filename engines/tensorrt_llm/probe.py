@@ -9,14 +9,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from engines.tensorrt_llm.loader import Upstream, raised_by_guard
 from engines.tensorrt_llm.source import SPECULATIVE, UNGUARDED_VARIABLE, find
-from engines.upstream import DRIVEN
+from engines.upstream import DRIVEN, DRIVEN_BACKENDS
 from scenarios import BACKENDS, UsageError
+
+_NO_DRIVER: Final = "the suite has no driver for it"
 
 METADATA_CLASSES = {
     "Eagle3OneModelWorker": "Eagle3OneModelSpecMetadata",
@@ -128,6 +130,8 @@ def doctor(source: str | os.PathLike[str] | None = None) -> list[Verdict]:
 
 def _metadata(upstream: Upstream, backend: str) -> Verdict:
     name, place = BACKENDS[backend].metadata, upstream.places.get(backend)
+    if backend not in DRIVEN_BACKENDS:
+        return Verdict(name, False, _NO_DRIVER, str(upstream.source.attention_file.parent))
     where = str(upstream.source.file(place.module) if place else upstream.source.attention_file.parent)
     if place and backend in upstream.metadata and name not in upstream.fallbacks:
         added = upstream.supplements.get(place.module)
@@ -176,7 +180,7 @@ def _not_driven(upstream: Upstream) -> list[Verdict]:
     """Workers that the checkout has and the suite has no driver for."""
     source = upstream.source
     return [
-        Verdict(name, False, "the suite has no driver for it", str(source.file(module)))
+        Verdict(name, False, _NO_DRIVER, str(source.file(module)))
         for name, module in sorted(source.classes.items())
         if name.endswith("Worker") and name not in DRIVEN and module != f"{SPECULATIVE}.interface"
     ]

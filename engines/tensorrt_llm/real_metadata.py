@@ -51,7 +51,7 @@ def driven_class(real: Any) -> type:
 
 
 def _driven(real: Any) -> type:
-    class Driven(real):  # type: ignore[misc]
+    class Driven(real):
         def update_spec_dec_param(
             self, is_spec_decoding_enabled: bool, spec_metadata: Any, batch_size: int = 0, num_contexts: int = 0
         ) -> None:
@@ -79,7 +79,7 @@ def _driven(real: Any) -> type:
 
 
 def _driven_sparse(base: Any) -> type:
-    class DrivenSparse(base):  # type: ignore[misc]
+    class DrivenSparse(base):
         """With what the attention of ``engines.portable`` asks its metadata, out of what every version has."""
 
         skip_indexer_for_ctx_reqs = False

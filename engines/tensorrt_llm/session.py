@@ -79,6 +79,10 @@ class TensorrtLlmSession(PortableSession):
     def _draft_context(self) -> DraftContext | None:
         return WorkerContextObserver(self._model.spec_worker) if self._config.traits.keeps_context else None
 
+    def _kernel_forms(self, device: torch.device) -> str:
+        """Torch: while upstream's classes are active, ``triton`` may be a stand-in."""
+        return "torch"
+
     def _watch_copies(self) -> None:
         """Upstream's classes queue copies of their own."""
 

@@ -222,6 +222,7 @@ class TreeKVCacheManager(KVCacheManager):
         return [self.max_seq_len]
 
     @property
+    # The class above has none.
     def kv_cache_pool_pointers(self) -> list[Tensor]:  # type: ignore[override]
         """In place of its address, the pool of the target's layer."""
         return [self.get_buffers(TARGET_LAYER)]

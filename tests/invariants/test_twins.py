@@ -213,7 +213,7 @@ def test_dummies_have_no_prompt_to_merge() -> None:
     assert edited[0].steps[0] == warmup
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(strategies.scenarios(max_steps=6))
 def test_a_right_engine_violates_nothing(scenario: Scenario) -> None:
     verdict = verify(scenario, dressed)

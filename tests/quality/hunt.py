@@ -16,8 +16,8 @@ from engines.base import run
 from fuzz.commands import BUG_CASES
 from fuzz.engines import PORTABLE, load
 from fuzz.events import BatchFinished, FindingFound, Tally
-from fuzz.listing import small_scenario
 from fuzz.report import table
+from fuzz.small import small_scenario
 from fuzz.unit import Unit
 from fuzz.work import run_unit
 from museum.bug import EAGLE3

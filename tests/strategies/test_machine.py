@@ -15,7 +15,7 @@ from scenarios import Config, Request, Scenario, Schedule, Step, StepTrace, chec
 from strategies import ScenarioMachine, make_machine
 
 quick = settings(
-    max_examples=80, stateful_step_count=14, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=14, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -1,0 +1,1 @@
+"""The executor: requests, managers of resources, model engine, graphs."""

@@ -66,7 +66,7 @@ class CUDAGraphRunner:
     ) -> dict[str, Tensor]:
         """Run the forward ``warmup_steps`` times and capture it; all of them on one preparation.
 
-        ``postprocess_fn`` takes back what a forward did to its inputs. If the capture fails, graph and metadata are
+        ``postprocess_fn`` takes back what a forward did to its inputs. If one of them fails, graph and metadata are
         dropped: the draft loop may have left some of it as it had it.
 
         Before each, ``kv_lens_cuda`` is what ``prepare`` wrote: a draft loop moves it, and without that it would

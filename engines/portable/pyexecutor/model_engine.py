@@ -18,7 +18,8 @@ from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner, Graph
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.overlap import OverlapInputs, SampleStateTensors
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
+from engines.portable.speculative.config import DecodingConfig
+from engines.portable.speculative.interface import SpecMetadata
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Setting
-from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import (
     MODES,
     get_draft_model,

@@ -1,0 +1,1 @@
+"""Workers, their metadata and drafters, and what they share."""

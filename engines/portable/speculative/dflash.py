@@ -13,8 +13,9 @@ from engines.portable.copies import copy_to_device
 from engines.portable.models import DFlashDraftModel
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.capture import CapturingSpecMetadata
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Drafter, Setting
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
+from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.parallel import ParallelSpecWorker
 
@@ -114,11 +115,7 @@ class DFlashWorker(ParallelSpecWorker):
 
         The context grows all the same. Upstream leaves it as it is, and is short of a token from then on.
         """
-        self._execute_guided_decoder_if_present(logits)
-        accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
-        num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
-        self._update_mamba_states(num_accepted, attn_metadata)
-        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
+        accepted, num_accepted = self._accept_own_tokens(logits, attn_metadata, spec_metadata)
         self._append_to_context(position_ids, num_accepted, attn_metadata, spec_metadata, draft_model)
         return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
 
@@ -133,10 +130,7 @@ class DFlashWorker(ParallelSpecWorker):
         draft_model: Any,
     ) -> dict[str, Tensor]:
         draft_len, num_contexts = spec_metadata.runtime_draft_len, attn_metadata.num_contexts
-        self._execute_guided_decoder_if_present(logits)
-        accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
-        self._update_mamba_states(num_accepted, attn_metadata)
-        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
+        accepted, num_accepted = self._accept_drafts(logits, attn_metadata, spec_metadata)
         self._prepare_attn_metadata_for_spec_dec(attn_metadata)
         self._prepare_kv_for_draft_forward(attn_metadata, num_accepted)
         self._append_to_context(position_ids, num_accepted, attn_metadata, spec_metadata, draft_model)

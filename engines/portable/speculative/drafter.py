@@ -14,7 +14,8 @@ import torch
 from engines.portable.distributed import Distributed, FusedMoE
 from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, DraftModel, SteeredLogitsProcessor, Steering
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
+from engines.portable.speculative.config import DecodingConfig
+from engines.portable.speculative.interface import SpecMetadata, SpecWorkerBase
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.tracer import Tracer
 

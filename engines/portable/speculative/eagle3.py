@@ -12,8 +12,9 @@ from engines.portable._utils import host_tensor
 from engines.portable.copies import copy_to_device
 from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, Eagle3DraftModel
 from engines.portable.speculative.capture import CapturingSpecMetadata
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Drafter, Setting
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
+from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.linear import DraftInputs
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.relaxed_acceptance import RelaxedAcceptanceWorker, RelaxedDeltaManager

@@ -10,6 +10,7 @@ from torch import Tensor
 from engines.portable.attention.backends.trtllm import TARGET_LAYER
 from engines.portable.distributed import all_rank_num_tokens_kept
 from engines.portable.models import Eagle3DraftModel, SteeredTreeLogitsProcessor
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.dynamic_tree_ops import (
     build_dynamic_tree,
@@ -19,7 +20,6 @@ from engines.portable.speculative.dynamic_tree_ops import (
     verify_dynamic_tree_greedy,
 )
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata, Eagle3OneModelWorker
-from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.linear import DraftInputs
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.spec_tree_manager import SpecTreeManager

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engines.kernels import triton_for
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
+from engines.portable.speculative.interface import SpecMetadata, SpecWorkerBase
 
 DraftInputs = dict[str, Tensor]
 
@@ -63,10 +64,7 @@ class LinearSpecWorker(SpecWorkerBase):
             return self.skip_drafting(
                 input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
             )
-        self._execute_guided_decoder_if_present(logits)
-        accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
-        self._update_mamba_states(num_accepted, attn_metadata)
-        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
+        accepted, num_accepted = self._accept_drafts(logits, attn_metadata, spec_metadata)
         self._save_attn_metadata(attn_metadata, spec_metadata)
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
@@ -91,11 +89,7 @@ class LinearSpecWorker(SpecWorkerBase):
 
         The drafter is fed all the same: a step that it misses would leave a hole in its cache (PR #16888).
         """
-        self._execute_guided_decoder_if_present(logits)
-        accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
-        num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
-        self._update_mamba_states(num_accepted, attn_metadata)
-        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
+        accepted, num_accepted = self._accept_own_tokens(logits, attn_metadata, spec_metadata)
         inputs = self.prepare_1st_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, attn_metadata, spec_metadata, draft_model
         )

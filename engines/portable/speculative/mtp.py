@@ -11,6 +11,7 @@ from torch import Tensor
 from engines.portable._utils import host_tensor
 from engines.portable.copies import copy_to_device
 from engines.portable.models import HIDDEN_SIZE, MTPDraftModel, MTPEagleDraftModel
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.eagle3 import (
@@ -19,7 +20,7 @@ from engines.portable.speculative.eagle3 import (
     MTPEagleWorker,
     eagle3_resource_manager,
 )
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata
+from engines.portable.speculative.interface import SpecMetadata
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.relaxed_acceptance import RelaxedAcceptanceWorker, RelaxedDeltaManager
 
@@ -102,10 +103,7 @@ class MTPWorker(RelaxedAcceptanceWorker):
         draft_model: Any,
     ) -> dict[str, Tensor]:
         self._update_relaxed_delta(input_ids, attn_metadata, spec_metadata)
-        self._execute_guided_decoder_if_present(logits)
-        accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
-        self._update_mamba_states(num_accepted, attn_metadata)
-        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
+        accepted, num_accepted = self._accept_drafts(logits, attn_metadata, spec_metadata)
         self.update_mtp_hidden_states(input_ids, hidden_states, num_accepted, attn_metadata, spec_metadata)
         inputs = self.prepare_drafter_inputs(
             input_ids, position_ids, hidden_states, accepted, num_accepted, attn_metadata, spec_metadata

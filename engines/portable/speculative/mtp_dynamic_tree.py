@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from engines.portable.models import HIDDEN_SIZE, MTPEagleDraftModel, SteeredTreeLogitsProcessor
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata
 from engines.portable.speculative.eagle3_dynamic_tree import Eagle3OneModelDynamicTreeWorker, tree_manager
-from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.linear import DraftInputs
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 

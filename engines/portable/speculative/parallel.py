@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from engines.portable._utils import is_graph_warmup
-from engines.portable.speculative.interface import DecodingConfig, SpecMetadata, SpecWorkerBase
+from engines.portable.speculative.config import DecodingConfig
+from engines.portable.speculative.interface import SpecMetadata, SpecWorkerBase
 
 
 class ParallelSpecWorker(SpecWorkerBase):

@@ -43,10 +43,8 @@ class PARDWorker(ParallelSpecWorker):
         draft_model: Any,
     ) -> dict[str, Tensor]:
         draft_len, num_contexts = spec_metadata.runtime_draft_len, attn_metadata.num_contexts
-        self._execute_guided_decoder_if_present(logits)
-        accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        accepted, num_accepted = self._accept_drafts(logits, attn_metadata, spec_metadata)
         accepted = torch.nn.functional.pad(accepted, (0, draft_len - 1))
-        self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         self._prepare_attn_metadata_for_pard(attn_metadata, spec_metadata)
         # Its rows are not the target's, so where they are stored is found once the metadata refers to their cache.
         with draft_kv_cache_context(attn_metadata):

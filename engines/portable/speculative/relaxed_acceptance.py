@@ -13,7 +13,8 @@ from torch import Tensor
 
 from engines.portable.pyexecutor.llm_request import LlmRequest
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
-from engines.portable.speculative.interface import DecodingConfig, SpecWorkerBase
+from engines.portable.speculative.config import DecodingConfig
+from engines.portable.speculative.interface import SpecWorkerBase
 
 
 class RelaxedDeltaManager(SpecResourceManager):

@@ -9,15 +9,11 @@ import torch
 from torch import Tensor
 
 from engines.portable.models import DraftModel
-from engines.portable.speculative.drafter import Drafter
-from engines.portable.speculative.interface import (
-    INVALID_PROMPT_LOOKAHEAD_TOKEN,
-    DecodingConfig,
-    SpecMetadata,
-    SpecWorkerBase,
-)
+from engines.portable.speculative.config import DecodingConfig
+from engines.portable.speculative.drafter import Drafter, Setting
+from engines.portable.speculative.interface import INVALID_PROMPT_LOOKAHEAD_TOKEN, SpecMetadata, SpecWorkerBase
 from engines.portable.speculative.mode import SpeculativeDecodingMode
-from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager, get_sa_manager
+from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 
 
 @dataclass(kw_only=True, eq=False)
@@ -56,9 +52,7 @@ class SAWorker(SpecWorkerBase):
             return self.skip_drafting(
                 input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
             )
-        self._execute_guided_decoder_if_present(logits)
-        accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
-        self._update_mamba_states(num_accepted, attn_metadata)
+        accepted, num_accepted = self._accept_drafts(logits, attn_metadata, spec_metadata)
         drafts = self._generate_draft_tokens(accepted, num_accepted, attn_metadata, spec_metadata)
         self._rollback_guided_decoder_after_verify(num_accepted)
         return self._outputs(logits, accepted, num_accepted, drafts)
@@ -77,10 +71,7 @@ class SAWorker(SpecWorkerBase):
 
         The text grows all the same: a step that the automaton misses would leave a hole in it (PR #16888).
         """
-        self._execute_guided_decoder_if_present(logits)
-        accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
-        num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
-        self._update_mamba_states(num_accepted, attn_metadata)
+        accepted, num_accepted = self._accept_own_tokens(logits, attn_metadata, spec_metadata)
         drafts = self._generate_draft_tokens(accepted, num_accepted, attn_metadata, spec_metadata)
         return self._outputs(logits, accepted, num_accepted, drafts)
 
@@ -97,6 +88,20 @@ class SAWorker(SpecWorkerBase):
         num_contexts = attn_metadata.num_contexts
         is_last_chunk = spec_metadata.context_prompt_lookahead_tokens[:num_contexts] == INVALID_PROMPT_LOOKAHEAD_TOKEN
         return torch.cat([num_accepted[:num_contexts] * is_last_chunk, num_accepted[num_contexts:]])
+
+
+def get_sa_manager(setting: Setting) -> SuffixAutomatonManager:
+    """The automata that draft alone, or, with a threshold, those beside a draft model."""
+    return SuffixAutomatonManager(
+        setting.tracer,
+        setting.steering,
+        setting.spec_config.max_draft_len,
+        setting.num_slots,
+        setting.max_num_requests,
+        setting.max_seq_len,
+        setting.device,
+        with_contexts=not setting.spec_config.sa_threshold,
+    )
 
 
 DRAFTERS = (

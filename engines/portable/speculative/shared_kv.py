@@ -12,9 +12,10 @@ from engines.portable.attention.backends.flashinfer import FlashInferAttention, 
 from engines.portable.attention.backends.trtllm import TARGET_LAYER
 from engines.portable.distributed import FusedMoE
 from engines.portable.models import DraftModel, Steering
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.drafter import Setting
-from engines.portable.speculative.interface import INVALID_PROMPT_LOOKAHEAD_TOKEN, DecodingConfig
+from engines.portable.speculative.interface import INVALID_PROMPT_LOOKAHEAD_TOKEN
 from engines.portable.speculative.linear import LinearSpecWorker
 
 
@@ -81,8 +82,7 @@ class SharedKVSpecWorker(LinearSpecWorker):
             )
         if not isinstance(attn_metadata, FlashInferAttentionMetadata):
             raise TypeError(f"a drafter reads the KV cache through FlashInfer's views; {type(attn_metadata)} has none")
-        accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
-        self._update_mamba_states(num_accepted, attn_metadata)
+        accepted, num_accepted = self._accept_drafts(logits, attn_metadata, spec_metadata)
         gather_ids = self._first_gather_ids(num_accepted, attn_metadata, spec_metadata)
         inputs = {
             "input_ids": self._last_tokens(accepted, num_accepted, attn_metadata, spec_metadata),
@@ -112,9 +112,7 @@ class SharedKVSpecWorker(LinearSpecWorker):
             return super().skip_drafting(
                 input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
             )
-        accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
-        num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
-        self._update_mamba_states(num_accepted, attn_metadata)
+        accepted, num_accepted = self._accept_own_tokens(logits, attn_metadata, spec_metadata)
         return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
 
     def _last_tokens(self, accepted: Tensor, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:

@@ -12,7 +12,6 @@ from engines.portable._utils import host_tensor
 from engines.portable.copies import copy_to_device
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
-from engines.portable.speculative.drafter import Setting
 from engines.tracer import Tracer, disagree
 
 
@@ -87,7 +86,7 @@ class SuffixAutomatonManager(SpecResourceManager):
         behind = torch.arange(text.shape[1], device=text.device) - lens.unsqueeze(1)
         is_new = (behind >= 0) & (behind < num_accepted_tokens.unsqueeze(1))
         text = torch.where(is_new, accepted_tokens.gather(1, behind.clamp(0, accepted_tokens.shape[1] - 1)), text)
-        lens = lens + num_accepted_tokens
+        lens = (lens + num_accepted_tokens).clamp(max=text.shape[1])
         self.text.index_copy_(0, slots, text)
         self.text_lens.index_copy_(0, slots, lens)
         return self._match(text, lens, max_draft_len)
@@ -98,20 +97,6 @@ class SuffixAutomatonManager(SpecResourceManager):
         depth = torch.arange(max_draft_len, device=text.device)
         drafts = torch.where(depth < agree, tokens, disagree(tokens)).int()
         return self._steering.sa_match[: len(text)], drafts
-
-
-def get_sa_manager(setting: Setting) -> SuffixAutomatonManager:
-    """The automata that draft alone, or, with a threshold, those beside a draft model."""
-    return SuffixAutomatonManager(
-        setting.tracer,
-        setting.steering,
-        setting.spec_config.max_draft_len,
-        setting.num_slots,
-        setting.max_num_requests,
-        setting.max_seq_len,
-        setting.device,
-        with_contexts=not setting.spec_config.sa_threshold,
-    )
 
 
 def sa_manager_of(manager: SpecResourceManager | None) -> SuffixAutomatonManager | None:

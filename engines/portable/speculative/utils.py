@@ -12,8 +12,9 @@ from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.interface import SpecMetadata, SpecWorkerBase
 from engines.portable.speculative.sa_enhancer import SADraftEnhancer
+from engines.portable.speculative.sa_worker import get_sa_manager
 from engines.portable.speculative.shared_kv import shared_kv_draft_model
-from engines.portable.speculative.suffix_automaton import get_sa_manager, sa_manager_of
+from engines.portable.speculative.suffix_automaton import sa_manager_of
 from scenarios import WORKERS
 
 _MODULES = [import_module(f"{package.__name__}.{m.name}") for m in iter_modules(package.__path__) if m.name != "utils"]

@@ -14,8 +14,8 @@ from engines.portable.models import HIDDEN_SIZE, Steering
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Setting
-from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES, get_spec_metadata, get_spec_worker
 from engines.tracer import Tracer
 from scenarios import WORKERS as TRAITS

@@ -10,7 +10,7 @@ import torch
 from engines.portable.graphs import CpuGraph
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
-from fuzz.listing import small_scenario
+from fuzz.small import small_scenario
 from reference import outputs
 from scenarios import Config, Context, Generation, Request, Step
 from scenarios import forced_acceptance as forced

@@ -106,6 +106,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.exhaustive
 def test_a_unit_test_passes_under_the_paths_of_both_layouts(tmp_path: Path) -> None:
     files = []
     for number, layout in enumerate(LAYOUTS):

@@ -9,8 +9,8 @@ import pytest
 
 from engines.portable.graphs import CpuGraph
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.eagle3 import Eagle3OneModelWorker
-from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.utils import MODES
 from tests.engines.portable.metadata import cache, flashinfer, prepare
 from tests.engines.portable.support import attention_metadata, ints

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
+from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.eagle3 import Eagle3OneModelWorker
-from engines.portable.speculative.interface import DecodingConfig
 from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.relaxed_acceptance import RelaxedDeltaManager
 from engines.tracer import two_choices

@@ -71,6 +71,8 @@ def test_a_text_that_is_full_stays_in_its_row() -> None:
     for _ in range(5):
         automata.manager.extend(ints([[31, 32, 33, 34], [41, 42, 43, 44]]), ints([4, 4]), 3)
     assert len(automata.text(0)) == len(automata.text(1)) == automata.manager.text.shape[1] == 14
+    # Drafting goes on from the length, which must not say more than there is.
+    assert automata.manager.text_lens.max() == 14
     assert automata.text(2) == [4]
 
 

@@ -12,6 +12,8 @@ from engines.tensorrt_llm.source import open_source
 from scenarios import UsageError
 from tests.fixtures.tensorrt_llm_tree import LAYOUTS, build
 
+WITHOUT_DRIVER = ("DeepseekV4TrtllmAttentionMetadata", "FlashInferAttentionMetadata", "VanillaAttentionMetadata")
+
 
 def features(root, worker):
     upstream = Upstream(open_source(root), emulated=True)
@@ -43,6 +45,7 @@ def test_the_doctor_lists_bases_and_workers_with_their_files(tree):
     assert [name for name, v in verdicts.items() if not v.drivable] == [
         "TrtllmAttentionMetadata",
         "DSAtrtllmAttentionMetadata",
+        *WITHOUT_DRIVER,
     ]
     assert verdicts["DSAtrtllmAttentionMetadata"].reason == "no file defines it"
     assert verdicts["SpecWorkerBase"].reason.startswith("post-fix")
@@ -67,6 +70,7 @@ def test_the_doctor_gives_the_reason_why_not(tree, tmp_path, monkeypatch):
     (folder / "eagle3.py").unlink()
     (root / "tensorrt_llm/_torch/attention/backends/trtllm.py").write_text("")
     reasons = {v.name: v.reason for v in doctor(root) if not v.drivable}
+    assert {reasons.pop(name) for name in WITHOUT_DRIVER} == {"the suite has no driver for it"}
     assert reasons == {
         "Eagle3OneModelWorker": "no file defines it",
         "MTPEagleWorker": "no file defines it",

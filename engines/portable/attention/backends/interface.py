@@ -85,6 +85,7 @@ class AttentionMetadata:
     max_num_requests: int
     max_num_tokens: int
     device: torch.device = field(default_factory=default_device)
+    # None where there are no pages, which only tests of single methods have: its users need not ask.
     kv_cache_manager: KVCacheManager = None  # type: ignore[assignment]
     draft_kv_cache_manager: KVCacheManager | None = None
     kv_cache_params: KVCacheParams | None = None
@@ -154,7 +155,7 @@ class AttentionMetadata:
             assert self.cross is not None
             self.cross._seq_lens, self.cross._seq_lens_cuda = self._seq_lens, self._seq_lens_cuda
 
-    seq_lens: torch.Tensor = argument_property(_get_seq_lens, _set_seq_lens, None)  # noqa: RUF009
+    seq_lens: torch.Tensor = argument_property(_get_seq_lens, _set_seq_lens, None)  # noqa: RUF009 - one for the class, as a property is
 
     @property
     def seq_lens_cuda(self) -> torch.Tensor:
@@ -177,7 +178,7 @@ class AttentionMetadata:
         else:
             self._seq_lens_kv_cuda = to_device("_seq_lens_kv_cuda", self._seq_lens_kv, self.device, copy=True)
 
-    seq_lens_kv: torch.Tensor = argument_property(_get_seq_lens_kv, _set_seq_lens_kv, None)  # noqa: RUF009
+    seq_lens_kv: torch.Tensor = argument_property(_get_seq_lens_kv, _set_seq_lens_kv, None)  # noqa: RUF009 - one for the class, as a property is
 
     @property
     def seq_lens_kv_cuda(self) -> torch.Tensor:

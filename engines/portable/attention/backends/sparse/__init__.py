@@ -1,0 +1,1 @@
+"""Backends whose rows see a selection of their tokens."""

@@ -1,0 +1,1 @@
+"""Compressed attention: windows of plain tokens, and tokens that stand for several."""

@@ -41,6 +41,7 @@ class DeepseekV4TrtllmAttentionMetadata(DSAtrtllmAttentionMetadata):
     The maps of its base are about compressed tokens where they are the indexer's; ``block_table`` is not used.
     """
 
+    # A narrower type of the field, which keeps its place and its default.
     kv_cache_manager: DeepseekV4CacheManager = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

@@ -1,0 +1,1 @@
+"""Attention to what an indexer selects."""

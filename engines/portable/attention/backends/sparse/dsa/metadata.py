@@ -79,6 +79,7 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
     Flags are baked into a graph, so its metadata skips nothing (upstream captures a graph for short sequences too).
     """
 
+    # A narrower type of the field, which keeps its place and its default.
     kv_cache_manager: DSACacheManager = None  # type: ignore[assignment]
     draft_kv_cache_manager: DSACacheManager | None = None
     max_draft_tokens: int = 0
