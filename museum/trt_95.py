@@ -86,9 +86,9 @@ def never_live(patch: Patch) -> None:
     caught_by=("recurrent-state-equals-cache", *_COUNTED),
 )
 def not_without_drafts(patch: Patch) -> None:
-    from engines.portable.speculative import interface
+    from engines.portable.speculative import interface, recurrent
 
-    update = interface.update_mamba_states
+    update = recurrent.update_mamba_states
 
     def update_mamba_states(attn_metadata: Any, num_accepted: Any, leaves: Any = None) -> None:
         if attn_metadata.num_tokens - attn_metadata.num_ctx_tokens > attn_metadata.num_generations:
@@ -132,9 +132,9 @@ def for_contexts_too(patch: Patch) -> None:
     caught_by=_STATES,
 )
 def one_too_far(patch: Patch) -> None:
-    from engines.portable.speculative import interface
+    from engines.portable.speculative import interface, recurrent
 
-    update = interface.update_mamba_states
+    update = recurrent.update_mamba_states
 
     def update_mamba_states(attn_metadata: Any, num_accepted: Any, leaves: Any = None) -> None:
         rows = (attn_metadata.num_tokens - attn_metadata.num_ctx_tokens) // max(attn_metadata.num_generations, 1)

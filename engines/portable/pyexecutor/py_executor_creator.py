@@ -23,7 +23,8 @@ from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataPar
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttentionMetadata
 from engines.portable.attention.backends.vanilla import VanillaAttentionMetadata
 from engines.portable.distributed import Distributed, FusedMoE
-from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
+from engines.portable.heads import Steering
+from engines.portable.models import SpecDecOneEngineForCausalLM
 from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder

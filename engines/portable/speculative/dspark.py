@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.portable.models import DSparkDraftModel, LogitsProcessor
+from engines.portable.heads import LogitsProcessor
+from engines.portable.models import DSparkDraftModel
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.dflash import DFlashWorker, in_slots, slotted_metadata
 from engines.portable.speculative.drafter import Drafter

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from engines.portable.attention.backends.trtllm import TARGET_LAYER
 from engines.portable.distributed import all_rank_num_tokens_kept
-from engines.portable.models import Eagle3DraftModel, SteeredTreeLogitsProcessor
+from engines.portable.heads import SteeredTreeLogitsProcessor
+from engines.portable.models import Eagle3DraftModel
 from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.dynamic_tree_ops import (
