@@ -27,6 +27,15 @@ def single_rank(scenario: Scenario) -> Edited | None:
     return valid(replace(scenario, config=config), steps, pairs)
 
 
+def next_of_replica(scenario: Scenario) -> Edited | None:
+    """The scenario on the next rank of tensor parallelism, which runs the same rows. Pairs: all steps."""
+    size = scenario.config.tp_size
+    if size == 1:
+        return None
+    config = replace(scenario.config, tp_rank=(scenario.config.tp_rank + 1) % size)
+    return valid(replace(scenario, config=config), scenario.steps, ((i, i) for i in range(len(scenario.steps))))
+
+
 def next_rank(scenario: Scenario) -> Edited | None:
     """The scenario as the next rank lives it, with requests like those that this one is told of.
 

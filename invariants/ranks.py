@@ -108,12 +108,12 @@ def rank_counts_equal_reference(step: StepCase, check: Check) -> None:
 
 @invariant(
     "collectives-equal-reference",
-    reads=("collectives",),
+    reads=("collectives", "graph_key"),
     museum=("TRT-78", "TRT-81", "TRT-82", "VLL-19"),
     kind=REFERENCE,
     predicates=("P12",),
 )
 def collectives_equal_reference(step: StepCase, check: Check) -> None:
-    """A rank runs each collective of a step once, in order, with what every rank brings to it."""
+    """A rank runs each collective of a step once, in order, with what every rank brings to it, in the right graph."""
     if step.updated is not None:
-        check.said(step.updated, ("collectives",))
+        check.said(step.updated, ("collectives", "graph_key"))

@@ -65,6 +65,7 @@ class Twin:
     fields  what is compared in sub-steps that both have; None stands for all fields but ``ignore``
     known   compare only requests that the twin knows, in fields that are kept per request
     skip    sub-steps that are not compared
+    prefix  of each list that is kept per request, compare as much as both have
     """
 
     scenario: Scenario
@@ -73,6 +74,7 @@ class Twin:
     ignore: frozenset[str] = frozenset()
     known: bool = False
     skip: frozenset[str] = frozenset()
+    prefix: bool = False
 
 
 @dataclass(frozen=True)

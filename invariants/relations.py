@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from invariants import rank_twins, twins
+from invariants import drafting_twins, rank_twins, startup_twins, twins
 from invariants.history import KEPT
 from invariants.kv_cache import CONTENT
 from invariants.registry import Twin, relation
@@ -38,8 +38,10 @@ _OBJECTS: Final = frozenset(
 """Which tensor objects, pages and slots serve a request is the engine's choice; it may differ from run to run."""
 _DECIDED: Final = frozenset({"skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs", "topk_indices_buffer"})
 """A graph cannot decide anew whether rows are short enough to go without their indexer."""
-_OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives"})
+_OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives", "graph_key"})
 """What a replay, which runs no Python of the worker, cannot touch or list."""
+_OF_FORWARDS: Final = frozenset({"collectives", "max_gen_seq_len"})
+"""What grows with the number of forwards, and what is the first forward's own until the next ``prepare``."""
 _STATE: Final = (*CONTENT, *KEPT, "recurrent_states", "kept_draft_probs")
 _MANAGERS: Final = ("kv_tokens", "free_blocks", "draft_kv_tokens", "draft_free_blocks")
 _STORED: Final = ("emitted", "draft_tree", "matchers", "relaxed_delta", *_STATE)
@@ -91,6 +93,28 @@ def startup_leaves_no_trace(scenario: Scenario) -> Twin | None:
 
 
 @relation(
+    "captured-values-do-not-matter", reads=_SEEN, museum=("TRT-85", "TRT-88", "VLL-11", "VLL-12"), predicates=("P13",)
+)
+def captured_values_do_not_matter(scenario: Scenario) -> Twin | None:
+    """What a graph was captured with, lengths, accepted counts and drafts, is in nothing that is served.
+
+    In the twin every number that the host knew at capture is another one.
+    """
+    edited = startup_twins.other_values(scenario) if twins.repeatable(scenario) else None
+    return Twin(*edited, ignore=_OBJECTS) if edited else None
+
+
+@relation("warm-up-forward-is-a-fixed-point", reads=_SEEN, museum=("TRT-04", "TRT-07"), predicates=("P13",))
+def warm_up_forward_is_a_fixed_point(scenario: Scenario) -> Twin | None:
+    """Forwards that run before a graph is captured change neither the capture nor what follows, however many they are.
+
+    PR #11696: they moved the lengths on. In the twin there are none, or four if the scenario has none.
+    """
+    edited = startup_twins.other_warmup_runs(scenario) if twins.repeatable(scenario) else None
+    return Twin(*edited, ignore=_OBJECTS | _OF_FORWARDS) if edited else None
+
+
+@relation(
     "batch-equals-requests-alone",
     reads=_RESULTS,
     museum=("TRT-12", "TRT-24", "TRT-37", "VLL-03", "SGL-06"),
@@ -127,6 +151,13 @@ def chunked_equals_one_shot(scenario: Scenario) -> Twin | None:
     """A prompt computed in chunks leaves the text and both caches as if it had been computed at once."""
     edited = twins.one_shot(scenario) if twins.repeatable(scenario) else None
     return Twin(*edited, fields=("emitted", *_STATE), known=True) if edited else None
+
+
+@relation("draft-lengths-do-not-matter", reads=("emitted",), museum=("TRT-17",), predicates=("P14",))
+def draft_lengths_do_not_matter(scenario: Scenario) -> Twin | None:
+    """With another draft length in each step the same text is given out, sooner or later."""
+    edited = drafting_twins.other_draft_lengths(scenario) if twins.repeatable(scenario) else None
+    return Twin(*edited, fields=("emitted",), prefix=True) if edited else None
 
 
 @relation(
@@ -192,18 +223,51 @@ def rejection_sampling_accepts_the_same(scenario: Scenario) -> Twin | None:
 
 
 @relation(
+    "stalled-copies-change-nothing",
+    reads=tuple(field for field in _SEEN if field != "racing_copies"),
+    museum=("TRT-90", "TRT-91", "TRT-93"),
+    predicates=("P7",),
+)
+def stalled_copies_change_nothing(scenario: Scenario) -> Twin | None:
+    """Copies to the device that run at the last moment that the host leaves them bring what they would bring at once.
+
+    Under the overlap scheduler the host is a step ahead of them (PR #15546).
+    """
+    edited = twins.stalled(scenario) if twins.repeatable(scenario) else None
+    return Twin(*edited, ignore=_OBJECTS | {"racing_copies"}) if edited else None
+
+
+@relation(
     "ranks-run-the-same-collectives",
-    reads=("collectives",),
+    reads=("collectives", "graph_key"),
     museum=("TRT-81", "TRT-82", "TRT-83", "VLL-19"),
     predicates=("P12",),
 )
 def ranks_run_the_same_collectives(scenario: Scenario) -> Twin | None:
-    """The next rank runs the same collectives in each step, with the same counts: else all of them wait for ever.
+    """The next rank runs the same collectives in each step, with the same counts, and in the same graph.
 
-    In the twin this engine is the next rank, with requests like those that it is said to have.
+    Else all of them wait for ever. In the twin this engine is the next rank, with requests like those that it is said
+    to have.
     """
     edited = rank_twins.next_rank(scenario) if twins.fault_free(scenario) else None
-    return Twin(*edited, fields=("collectives",)) if edited else None
+    return Twin(*edited, fields=("collectives", "graph_key")) if edited else None
+
+
+@relation("ranks-of-a-replica-agree", reads=_SEEN, museum=("TRT-80", "VLL-06"), predicates=("P12",))
+def ranks_of_a_replica_agree(scenario: Scenario) -> Twin | None:
+    """Ranks that share each request decide alike: what they draft and accept, and all that follows from it.
+
+    With tensor parallelism the draft head of each has a part of the vocabulary; in the twin this engine has the next.
+    """
+    edited = rank_twins.next_of_replica(scenario)
+    return Twin(*edited, ignore=_OBJECTS) if edited else None
+
+
+@relation("padded-equals-unpadded", reads=_RESULTS, museum=("TRT-121",), predicates=("P11",))
+def padded_equals_unpadded(scenario: Scenario) -> Twin | None:
+    """A batch that is padded to the size of a graph gets what it gets from a graph of its own size."""
+    edited = startup_twins.exact_size(scenario) if twins.repeatable(scenario) else None
+    return Twin(*edited, fields=_RESULTS) if edited else None
 
 
 @relation(

@@ -121,6 +121,14 @@ def plain(scenario: Scenario, field: str) -> Edited | None:
     return valid(replace(scenario, config=config), scenario.steps, ((i, i) for i in range(len(scenario.steps))))
 
 
+def stalled(scenario: Scenario) -> Edited | None:
+    """The scenario with copies that run as late as they may, where the host runs ahead of them. Pairs: all steps."""
+    if not scenario.config.overlap or scenario.config.stall_copies:
+        return None
+    twin = replace(scenario, config=replace(scenario.config, stall_copies=True))
+    return valid(twin, scenario.steps, ((i, i) for i in range(len(scenario.steps))))
+
+
 def others(rank: int, ranks: tuple[Peer, ...]) -> tuple[Peer, ...]:
     """All ranks but one."""
     return ranks[:rank] + ranks[rank + 1 :]

@@ -11,6 +11,7 @@ from invariants.case import Case, Moment
 from invariants.check import Check
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find
 from scenarios import Scenario, Trace, UsageError, Violation
+from scenarios.trace import FAILED, PREPARED, UPDATED
 
 Counts = Mapping[str, tuple[int, int]]
 Run = Callable[[Scenario], Trace]
@@ -121,16 +122,24 @@ def _compare(case: Case, twin: Twin, other: Trace, check: Check) -> None:
         mine, outcome = step.actual.outcome, theirs.outcome if theirs is not None else "never run"
         check.run(mine == outcome, index, None, outcome, mine, f"the step ended {mine}, in the twin {outcome}")
         fields = {s.key: s.fields for s in theirs.substeps} if theirs is not None else {}
+        runs = max((run for _, run in fields), default=0)
         for moment in step.moments:
             if moment.name in twin.skip:
                 continue
-            _compare_fields(moment, fields.get((moment.name, moment.run), {}), twin, check)
+            run = moment.run
+            if moment.name not in _OF_WHOLE_STEP:
+                # Forwards before the last one, that is before a capture, are all alike; the twin may have none.
+                run = runs if run == len(step.runs) - 1 else min(run, runs - 1)
+            _compare_fields(moment, fields.get((moment.name, run), {}), twin, check)
+
+
+_OF_WHOLE_STEP: Final = frozenset({PREPARED, UPDATED, FAILED})
 
 
 _OF_DRAFTER: Final = frozenset(
     {
         *("input_ids", "position_ids", "hidden_states", "num_ctx_per_req", "ctx_len"),
-        *("next_draft_tokens", "next_new_tokens"),
+        *("next_draft_tokens", "next_new_tokens", "sa_draft_tokens"),
     }
 )
 """What a worker that keeps something of each request shows of dummies, whose slots may hold anything."""
@@ -144,6 +153,8 @@ def _compare_fields(moment: Moment, theirs: Mapping[str, Any], twin: Twin, check
             expected, actual = theirs[name], moment.seen[name]
             if twin.known:
                 actual = _known(actual, expected)
+            if twin.prefix:
+                expected, actual = _as_far_as_both(expected, actual)
             check.equal(moment, name, expected, actual, "so it is in the twin")
 
 
@@ -152,3 +163,9 @@ def _known(actual: Any, expected: Any) -> Any:
     if not (isinstance(actual, dict) and isinstance(expected, dict)):
         return actual
     return {key: _known(value, expected[key]) for key, value in actual.items() if key in expected}
+
+
+def _as_far_as_both(expected: Any, actual: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Of what is kept for requests that both know, as much as both have."""
+    lens = {request: min(len(actual[request]), len(expected[request])) for request in actual if request in expected}
+    return {i: expected[i][:n] for i, n in lens.items()}, {i: actual[i][:n] for i, n in lens.items()}

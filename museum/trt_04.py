@@ -13,7 +13,12 @@ from museum.bug import EAGLE3, EAGLE3_TREE, MTP_EAGLE, Patch, bug
     workers=(EAGLE3, MTP_EAGLE),
     title="The graph runner does not put the KV lengths back between the warm-up forwards of a graph",
     reference="TensorRT-LLM #11696",
-    caught_by=("warmup-fixed-point", "draft-position-is-kv-minus-one", "kv-lens-within-pages"),
+    caught_by=(
+        "warmup-fixed-point",
+        "draft-position-is-kv-minus-one",
+        "kv-lens-within-pages",
+        "warm-up-forward-is-a-fixed-point",
+    ),
 )
 @bug(
     "TRT-04",
@@ -21,7 +26,7 @@ from museum.bug import EAGLE3, EAGLE3_TREE, MTP_EAGLE, Patch, bug
     workers=(EAGLE3_TREE,),
     title="The graph runner does not put the KV lengths back between the warm-up forwards of a graph",
     reference="TensorRT-LLM #11696",
-    caught_by=("warmup-fixed-point", "kv-lens-equals-reference"),
+    caught_by=("warmup-fixed-point", "kv-lens-equals-reference", "warm-up-forward-is-a-fixed-point"),
 )
 def kv_lens_drift(patch: Patch) -> None:
     from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner

@@ -66,7 +66,12 @@ def ids_in_tables(patch: Patch) -> None:
     variant="content",
     title="A page is somewhere else after a swap, and what it held is not",
     reference=_REFERENCE,
-    caught_by=("target-cache-holds-the-text", "kv-content-equals-reference", "cache-layout-does-not-matter"),
+    caught_by=(
+        "target-cache-holds-the-text",
+        "kv-content-equals-reference",
+        "cache-layout-does-not-matter",
+        "draft-lengths-do-not-matter",
+    ),
 )
 def content_stays(patch: Patch) -> None:
     from engines.portable.pyexecutor.host_offload import HostOffload

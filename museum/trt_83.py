@@ -24,3 +24,25 @@ def graph_of_its_own_size(patch: Patch) -> None:
         return pad(self, batch, draft_len, use_cuda_graph=False)
 
     patch(AttentionDPPadding, "pad", pad_for_itself)
+
+
+@bug(
+    "TRT-83",
+    kind="K9",
+    workers=(EAGLE3, PARD),
+    variant="idle",
+    title="A rank with nothing but dummies runs its batch by Python, while the others replay a graph",
+    reference="TensorRT-LLM #18437, #16544",
+    caught_by=("ranks-run-the-same-collectives",),
+)
+def idle_rank_without_graph(patch: Patch) -> None:
+    from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
+
+    forward = PyTorchModelEngine.forward
+
+    def forward_of_requests(self: Any, scheduled_requests: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs["capture"]:
+            kwargs["use_cuda_graph"] &= not all(request.is_dummy for request in scheduled_requests.all_requests())
+        return forward(self, scheduled_requests, *args, **kwargs)
+
+    patch(PyTorchModelEngine, "forward", forward_of_requests)

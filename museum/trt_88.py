@@ -16,7 +16,7 @@ from museum.bug import EAGLE3, PARD, Patch, bug
     workers=(EAGLE3, PARD),
     title="A replayed graph loads the KV lengths of its capture from the host",
     reference="TensorRT-LLM, no public number",
-    caught_by=("replay-equals-eager", "kv-lens-balanced"),
+    caught_by=("replay-equals-eager", "kv-lens-balanced", "captured-values-do-not-matter"),
 )
 def lengths_of_the_capture(patch: Patch) -> None:
     from engines.portable.pyexecutor.model_engine import PyTorchModelEngine

@@ -13,7 +13,7 @@ from museum.bug import EAGLE3, PARD, SA, Patch, bug
     workers=(EAGLE3, PARD, SA),
     title="Block tables are staged in a buffer that the next step rewrites before its copy has run",
     reference="TensorRT-LLM #15546",
-    caught_by=("copies-are-not-overtaken",),
+    caught_by=("copies-are-not-overtaken", "stalled-copies-change-nothing"),
 )
 def one_staging_buffer(patch: Patch) -> None:
     import torch

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from reference.batch import Batch
 from reference.workers import Drafting, Fields, SpecWorker
-from scenarios.model import Config, Step
+from scenarios.model import Config, Phase, Step
 from scenarios.tracer import MOE_MAX_NUM_TOKENS
 
 
@@ -33,7 +33,8 @@ def collectives(
     """What all ranks run together in a step, as [name, count of each rank]; nothing without other ranks.
 
     Served ranks tell each other how many requests they have, so that each can add the dummies that keep them in step;
-    then they exchange counts; then each forward meets at its experts. Of a replay Python runs the exchange alone.
+    then they exchange counts; then each forward meets at its experts. Of a replay Python runs the exchange alone. A
+    graph is one that all of them have chosen.
     """
     if not batch.ranks:
         return {}
@@ -50,7 +51,8 @@ def collectives(
             made += _gathers("target_model.moe", target)
             for call in drafting.calls if worker.shares_experts else ():
                 made += _gathers("draft_model.moe", call.rank_counts)
-    return {"collectives": made}
+    key = [len(batch.rows), batch.width] if step.phase in (Phase.CAPTURE, Phase.REPLAY) else None
+    return {"collectives": made, "graph_key": key}
 
 
 def _real(step: Step, config: Config) -> list[int]:

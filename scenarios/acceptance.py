@@ -18,6 +18,7 @@ VARIANTS: Final = (
     "overlap",
     "recurrent",
     "rejection_sampling",
+    "tp_size",
 )
 """Fields of ``Config`` that ask for another way than upstream's usual one; strategies draw those that an engine has."""
 

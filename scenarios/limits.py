@@ -8,10 +8,11 @@ from scenarios.acceptance import check_acceptance
 from scenarios.backends import check_backend
 from scenarios.caches import check_caches
 from scenarios.errors import ScenarioError, closest
-from scenarios.model import BACKENDS, WORKERS, Config
+from scenarios.model import Config
 from scenarios.overlap import check_overlap
-from scenarios.ranks import check_ranks_config
+from scenarios.ranks import check_ranks_config, check_replica
 from scenarios.rows import check_rows
+from scenarios.traits import BACKENDS, WORKERS
 from scenarios.trees import check_tree
 
 _LIMITS: Final = {
@@ -29,6 +30,8 @@ _LIMITS: Final = {
     "max_total_draft_tokens": (0, 255),
     "attention_dp_size": (1, 64),
     "attention_dp_rank": (0, 63),
+    "tp_size": (1, 64),
+    "tp_rank": (0, 63),
     "force_num_accepted_tokens": (0, 32),
     "relaxed_topk": (0, 8),
     "draft_num_blocks": (0, 16_384),
@@ -59,5 +62,6 @@ def check_config(config: Config) -> None:
     check_acceptance(config)
     check_caches(config)
     check_ranks_config(config)
+    check_replica(config)
     check_overlap(config)
     check_rows(config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scenarios import forced_acceptance as forced
-from scenarios.errors import ScenarioError
+from scenarios.errors import ScenarioError, require
 from scenarios.model import Config, Generation, Peer, Phase, Step
 
 
@@ -62,6 +62,33 @@ def check_ranks_config(config: Config) -> None:
         raise ScenarioError(
             "config.attention_dp_rank", f"{rank} is no rank of {size}", f"write {size - 1} or less, from 0 on"
         )
+
+
+def may_share_head(config: Config) -> bool:
+    """Whether the draft head may be cut over the ranks of tensor parallelism: one that offers a draft per row."""
+    return config.traits.draft_model and not config.traits.tree and not config.guided_decoding
+
+
+def check_replica(config: Config) -> None:
+    """Raise ``ScenarioError`` unless the rank is one of those of tensor parallelism, and there is a head to cut."""
+    size, rank = config.tp_size, config.tp_rank
+    require(rank < size, "config.tp_rank", f"{rank} is no rank of {size}", f"write {size - 1} or less, from 0 on")
+    if size == 1:
+        return
+    require(
+        may_share_head(config),
+        "config.tp_size",
+        f"{size} ranks share a draft head, and {config.worker} has none that takes the best token of each row"
+        if not config.guided_decoding
+        else f"{size} ranks share a draft head, which is not combined with guided_decoding",
+        "leave it out",
+    )
+    require(
+        config.attention_dp_size == 1,
+        "config.tp_size",
+        f"{size} ranks with the same rows are not combined with attention_dp_size {config.attention_dp_size}",
+        "leave one of them out",
+    )
 
 
 def check_ranks(config: Config, step: Step, field: str) -> None:

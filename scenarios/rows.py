@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from scenarios.errors import require
-from scenarios.model import BACKENDS, WORKERS, Config
+from scenarios.model import Config
+from scenarios.traits import BACKENDS, WORKERS
 
 _NOT_REJECTED: Final = (
     "force_num_accepted_tokens",

@@ -21,6 +21,7 @@ _RELAXED: Final = (*((0, 0.0),) * 9, (2, 0.5), (2, 0.5), (4, 0.5), (1, 0.5), (2,
 _THINKING: Final = (False, True, True)
 _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
+_REPLICAS: Final = (1, 1, 1, 1, 1, 2, 3)
 _OVERLAP: Final = (False, False, False, True)
 _ROWS: Final = (*((False, False),) * 5, (True, False), (False, True), (True, True))
 """Whether the target has recurrent layers, and whether drafts are verified by proposals."""
@@ -48,6 +49,10 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     config = replace(config, recurrent=recurrent, rejection_sampling=rejection)
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
     rank = pick(draw, ranks)
+    shards = choose(draw, _REPLICAS) if "tp_size" in variants else 1
+    if ranks > 1 or guided or not config.traits.draft_model or config.traits.tree:
+        shards = 1
+    config = replace(config, tp_size=shards, tp_rank=pick(draw, shards))
     if overlap and overlaps_on(config.attention_backend):
         # Here too, though drawn.
         vocabulary = vocabulary and config.traits.draft_vocab

@@ -131,6 +131,9 @@ def _variant(random: Random, name: str) -> dict[str, Any]:
     if name == "attention_dp_size":
         size = random.randint(1, 4)
         return {name: size, "attention_dp_rank": random.randrange(size)}
+    if name == "tp_size":
+        size = random.randint(2, 4)
+        return {name: size, "tp_rank": random.randrange(size)}
     numbers: dict[str, Any] = {
         "force_num_accepted_tokens": random.uniform(0, 8),
         "sa_threshold": random.randint(1, 16),

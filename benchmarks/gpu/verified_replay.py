@@ -111,12 +111,12 @@ def measure(worker: str, batch: int, draft_len: int, steps: int) -> dict[str, An
         "draft_len": draft_len,
         "steps": steps,
         "kernels": kernels.default("cuda"),
-        "milliseconds_seconds_of": {kind: 1e3 * median for kind, median in medians.items()},
-        "oracle_milliseconds_seconds_of": 1e3 * oracle,
+        "milliseconds_per_step": {kind: 1e3 * median for kind, median in medians.items()},
+        "oracle_milliseconds_per_step": 1e3 * oracle,
         "verified_by_bare": medians["verified"] / medians["bare"],
         "synchronised_by_verified": medians["synchronised"] / medians["verified"],
         "traced_by_verified": medians["traced"] / medians["verified"],
-        "checking_milliseconds_seconds_of": {
+        "checking_milliseconds_per_step": {
             kind: 1e3 * (medians[kind] - medians[unobserved])
             for kind, unobserved in (("verified", "bare"), ("synchronised", "eager"), ("traced", "eager"))
         },

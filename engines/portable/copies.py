@@ -2,12 +2,13 @@
 
 Until then their source must stay as it is (PR #15546, #16088, #14008). Without a device every copy is done at once and
 no such mistake shows in any result; so each goes through this module, which remembers the source until the copy has
-certainly run: when the host has waited for a step that was launched later.
+certainly run: when the host has waited for a step that was launched later. ``LatestReads`` finds out what the copies of
+a run would read just then, and a second run, whose copies read that, is the run of a device that is as late as can be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,9 +36,13 @@ class _Copy:
 
 
 class HostCopies:
-    """Copies of one engine that may not have run yet."""
+    """Copies of one engine that may not have run yet.
 
-    def __init__(self) -> None:
+    ``late`` has what copies read that run late, by their numbers; all others read their source when they are queued.
+    """
+
+    def __init__(self, late: Mapping[int, Tensor] | None = None) -> None:
+        self._late = late or {}
         self._pending: list[_Copy] = []
         self._queued = 0
         self._racing: list[str] = []
@@ -52,15 +57,17 @@ class HostCopies:
         finally:
             _watching = outer
 
-    def queue(self, name: str, source: Tensor) -> None:
-        """A copy is being queued. What a graph records is no such copy."""
+    def queue(self, name: str, source: Tensor) -> Tensor:
+        """A copy is being queued; returns what it reads. What a graph records is no such copy."""
         if source.device.type != "cpu" or CpuGraph.recording:
-            return
+            return source
+        late = self._late.get(self._queued)
         # Out of sight of torch function modes, which count calls of the engine.
         with torch._C.DisableTorchFunction():
             version = None if source.is_inference() else source._version
             self._pending.append(_Copy(self._queued, name, source, version, source.clone()))
         self._queued += 1
+        return late if late is not None and late.shape == source.shape else source
 
     def record_event(self) -> int:
         """A point behind all copies queued so far."""
@@ -86,20 +93,40 @@ class HostCopies:
             self._pending = [copy for copy in self._pending if copy.number not in told]
 
 
+class LatestReads(HostCopies):
+    """Notes what copies would read at the last moment, by their numbers: of those whose source was written by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[int, Tensor] = {}
+
+    def synchronize(self, event: int) -> None:
+        """The host has waited until the device has passed that point, and so for copies before it."""
+        with torch._C.DisableTorchFunction():
+            due = [copy for copy in self._pending if copy.number < event]
+            self.read.update((copy.number, copy.source.clone()) for copy in due if copy.is_overtaken)
+        self._pending = [copy for copy in self._pending if copy.number >= event]
+
+    def finish(self) -> dict[int, Tensor]:
+        """What was noted, once the host has waited for everything."""
+        self.synchronize(self._queued)
+        return self.read
+
+
 _watching: HostCopies | None = None
 
 
 def copy_to_device(name: str, destination: Tensor, source: Tensor) -> Tensor:
     """Queue the copy of a host tensor to a device tensor, which is returned. ``name`` says which, in a report."""
     if _watching is not None:
-        _watching.queue(name, source)
+        source = _watching.queue(name, source)
     return destination.copy_(source, non_blocking=True)
 
 
 def to_device(name: str, source: Tensor, device: torch.device, *, copy: bool = False) -> Tensor:
     """A device tensor with what a host tensor holds, once the copy that this queues has run."""
     if _watching is not None:
-        _watching.queue(name, source)
+        source = _watching.queue(name, source)
     return source.to(device, non_blocking=True, copy=copy)
 
 

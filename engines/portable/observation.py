@@ -130,7 +130,7 @@ class Observer:
         self._label = Labels()
         self._sparse, sparse_tensors = _sparse_observer(config, executor)
         self._context = context
-        self._copies = copies
+        self.copies = copies
         self._rows = RowObserver(config, executor)
         self._objects = (*_IDENTITY, *sparse_tensors)
         trees = executor.spec_resource_manager
@@ -145,11 +145,12 @@ class Observer:
         self._position_ids: Any = None
         self._in_flight: _InFlight | None = None
         self._landed: Substep | None = None
+        self._graph_key: list[int] | None = None
 
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
         """A step is about to start."""
         self._batch, self._phase = batch, step.phase
-        self._substeps, self._run, self._attn_metadata = [], -1, None
+        self._substeps, self._run, self._attn_metadata, self._graph_key = [], -1, None, None
 
     def substeps(self) -> tuple[Substep, ...]:
         """Sub-steps of the step so far."""
@@ -201,10 +202,12 @@ class Observer:
 
     def capture_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is captured: the last moment at which a device could be read."""
+        self._graph_key = list(args[0])
         self._enter(args[2]["position_ids"])
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is replayed."""
+        self._graph_key = list(args[0])
         given = args[1]["position_ids"]
         self._enter(given)
         static = self._executor.model_engine.cuda_graph_runner.static_inputs["position_ids"]
@@ -278,7 +281,7 @@ class Observer:
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
             **self._caches.connector(),
             **(self._content(requests.values()) if flight is None else flight.content),
-            **collectives(self._executor.model_engine.dist),
+            **collectives(self._executor.model_engine.dist, self._graph_key),
             **slot_fields(self._executor.spec_resource_manager),
             **matchers(self._executor.guided_decoder),
             **relaxed_deltas(self._executor.spec_resource_manager, requests),
@@ -389,7 +392,7 @@ class Observer:
         return fields
 
     def _racing_copies(self) -> Fields:
-        return {} if self._copies is None else {"racing_copies": self._copies.take_racing()}
+        return {} if self.copies is None else {"racing_copies": self.copies.take_racing()}
 
     def _previous(self) -> Fields:
         """What the device is told of the step in flight, of each generation and each of its rows."""

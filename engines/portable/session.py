@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engines import kernels
 from engines.portable.context_observation import ContextObserver, DraftContext
-from engines.portable.copies import HostCopies
+from engines.portable.copies import HostCopies, LatestReads
 from engines.portable.device_checks import DeviceChecks, Expect
 from engines.portable.distributed import PeerBatch
 from engines.portable.mismatches import Mismatches
@@ -75,6 +76,7 @@ class PortableSession:
         check_caches: bool = False,
     ) -> None:
         self._config = config
+        self._given = requests
         self._schedule: Schedule | None = Schedule(config, requests)
         self._record = record
         self._device = device
@@ -104,8 +106,27 @@ class PortableSession:
         self._requests[request.id] = self._llm_request(request)
 
     def foresee(self, steps: Collection[Step]) -> None:
-        """Hear of all steps to come: where none replays a graph, none is recorded."""
+        """Hear of all steps to come: where none replays a graph, none is recorded.
+
+        If copies are to stall, another session lives through them first, to see what copies read that run late.
+        """
         self._executor.model_engine.cuda_graph_runner.replays = any(step.phase is Phase.REPLAY for step in steps)
+        if self._config.stall_copies and isinstance(self._observer, Observer) and self._copies is not None:
+            self._copies = HostCopies(self._latest_reads(steps))
+            self._observer.copies = self._copies
+
+    def _latest_reads(self, steps: Collection[Step]) -> dict[int, Tensor]:
+        """What copies would read at the last moment that the host leaves them in these steps, by their numbers."""
+        ahead = type(self)(self._config, self._given, self._device, observe=False, record=())
+        reads = ahead._copies = LatestReads()
+        try:
+            for step in steps:
+                if ahead.step(step).outcome == "fatal":
+                    break
+            ahead.trace()
+        finally:
+            ahead.close()
+        return reads.finish()
 
     def step(self, step: Step) -> StepTrace:
         """Execute one iteration; raises ``ScenarioError`` for a step that could not come next.
@@ -351,7 +372,9 @@ class PortableSession:
         """Seams of what several ranks do together."""
         dist = self._executor.model_engine.dist
         calls = ("tp_allgather", "allgather_rows") if dist.enable_attention_dp else ()
-        return [Seam(f"dist.{call}", dist, call, SiteClass.COLLECTIVE) for call in calls]
+        shards = getattr(self._model.spec_worker, "vocab_shards", None)
+        told = [] if shards is None else [Seam("vocab_shards.allgather", shards, "allgather", SiteClass.COLLECTIVE)]
+        return told + [Seam(f"dist.{call}", dist, call, SiteClass.COLLECTIVE) for call in calls]
 
     def _draft_cache_seams(self) -> list[Seam]:
         """Seams of a separate draft KV cache: its manager, and the metadata that refers to it for a while."""

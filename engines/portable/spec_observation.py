@@ -50,9 +50,11 @@ def _all_rank_fields(spec: SpecMetadata) -> dict[str, list[int]]:
     return {name: list(counts) for name, counts in lists.items() if counts is not None}
 
 
-def collectives(dist: Distributed) -> dict[str, list[Any]]:
-    """What this rank did together with others in the step; nothing with a single one."""
-    return {"collectives": [[name, list(counts)] for name, counts in dist.calls]} if dist.enable_attention_dp else {}
+def collectives(dist: Distributed, graph_key: list[int] | None) -> dict[str, Any]:
+    """What this rank did together with others in the step, and in which graph; nothing with a single one."""
+    if not dist.enable_attention_dp:
+        return {}
+    return {"collectives": [[name, list(counts)] for name, counts in dist.calls], "graph_key": graph_key}
 
 
 def force_accept_counter(worker: Any) -> dict[str, int | None]:

@@ -313,6 +313,11 @@ def ranked(worker: str) -> Scenario:
     )
 
 
+def replicated(scenario: Scenario) -> Scenario:
+    """The same scenario on the second of three ranks that share the draft head."""
+    return check(replace(scenario, config=replace(scenario.config, tp_size=3, tp_rank=1)))
+
+
 def overlapping(scenario: Scenario) -> Scenario:
     """The same scenario under the overlap scheduler."""
     return check(replace(scenario, config=replace(scenario.config, overlap=True)))

@@ -391,6 +391,10 @@ _RELATIONS = [
     at("replay-equals-eager", STARTED, 3, "updated", "target_kv", put(0, [0])),
     at("startup-leaves-no-trace", STARTED, 1, "entered", "kv_lens_cuda", bump(0)),
     set_to("startup-leaves-no-trace", STARTED, 2, "prepared", "all_rank_num_tokens", [13]),
+    at("captured-values-do-not-matter", STARTED, 3, "restored", "kv_lens_cuda", bump(0)),
+    at("captured-values-do-not-matter", STARTED, 2, "prepared", "gather_ids", bump(0)),
+    at("warm-up-forward-is-a-fixed-point", STARTED, 1, "entered", "kv_lens_cuda", bump(0), GRAPH_RUN),
+    at("warm-up-forward-is-a-fixed-point", STARTED, 3, "updated", "target_kv", put(0, [0])),
     at("batch-equals-requests-alone", MIXED, 2, "updated", "emitted", lambda e: {**e, 1: e[1][:-1]}),
     at("batch-equals-requests-alone", MIXED, 1, "updated", "draft_kv", put(0, [0])),
     at("batch-equals-requests-alone", LAYERED, 3, "updated", "mtp_past_tokens", lambda p: {0: p[1], 1: p[0]}),
@@ -399,6 +403,8 @@ _RELATIONS = [
     at("chunked-equals-one-shot", MIXED, 1, "updated", "draft_kv", put(1, [0])),
     at("chunked-equals-one-shot", TEXTUAL, 1, "updated", "automaton", put(1, [0])),
     at("chunked-equals-one-shot", MIXED, 6, "updated", "emitted", put(1, [])),
+    at("draft-lengths-do-not-matter", MIXED, 2, "updated", "emitted", lambda e: {0: e[1], 1: e[0]}),
+    at("draft-lengths-do-not-matter", MIXED, 6, "updated", "emitted", lambda e: {**e, 2: [3, *e[2][1:]]}),
 ]  # fmt: skip
 
 MUTATIONS = [

@@ -55,6 +55,8 @@ OVERLAP_MUTATIONS = [
     at("overlap-equals-reference", OVERLAPPED, 4, "restored", "position_ids", bump(0)),
     at("overlap-equals-no-overlap", OVERLAPPED, 4, "updated", "emitted", put(1, [7])),
     at("overlap-equals-no-overlap", OVERLAPPED, 8, "updated", "draft_kv", put(2, [0])),
+    at("stalled-copies-change-nothing", OVERLAPPED, 3, "prepared", "kv_lens_cuda", bump(0)),
+    at("stalled-copies-change-nothing", OVERLAPPED, 6, "updated", "emitted", put(2, [7])),
     # What others say when lengths and ledgers lag.
     at("kv-lens-balanced", OVERLAPPED, 3, "verified", "kv_lens_cuda", bump(0)),
     at("warmup-fixed-point", OVERLAPPED, 4, "entered", "kv_lens_cuda", bump(0, by=-1)),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.invariants.cases import DFLASH, DRAFT_TARGET, EAGLE, MTP_EAGLE, MTP_TREE, ranked
+from tests.invariants.cases import DFLASH, DRAFT_TARGET, EAGLE, MTP_EAGLE, MTP_TREE, ranked, replicated, served
 from tests.invariants.mutation import Mutation, at, bump, set_to
 
 RANKED, EXPERTS, OWN_RANKED = ranked(EAGLE), ranked(MTP_EAGLE), ranked(DFLASH)
+REPLICATED = replicated(served(EAGLE))
 TARGET_RANKED, TREE_RANKED = ranked(DRAFT_TARGET), ranked(MTP_TREE)
 
 
@@ -47,6 +48,12 @@ MUTATIONS: list[Mutation] = [
         _without("spec_metadata.all_rank_num_gens"),
     ),
     at("ranks-run-the-same-collectives", EXPERTS, 2, "updated", "collectives", lambda made: made[::-1]),
+    set_to("ranks-run-the-same-collectives", RANKED, 3, "updated", "graph_key", None),
+    set_to("collectives-equal-reference", RANKED, 3, "updated", "graph_key", [2, 3]),
+    at("ranks-of-a-replica-agree", REPLICATED, 2, "restored", "next_draft_tokens", lambda rows: [rows[1], rows[0]]),
+    at("ranks-of-a-replica-agree", REPLICATED, 1, "prepared", "kv_lens_cuda", bump(1, by=-2)),
+    at("padded-equals-unpadded", RANKED, 3, "updated", "draft_kv", lambda kv: {**kv, 1: [0]}),
+    at("padded-equals-unpadded", RANKED, 4, "updated", "free_blocks", lambda pages: pages - 1),
     at("other-ranks-do-not-matter", RANKED, 2, "updated", "emitted", lambda e: {0: e[1], 1: e[0]}),
     at("other-ranks-do-not-matter", RANKED, 3, "updated", "draft_kv", lambda kv: {**kv, 1: [0]}),
 ]

@@ -32,6 +32,7 @@ from tests.invariants.cases import (
     overlapping,
     ranked,
     relaxed,
+    replicated,
     separate,
     served,
     sparse,
@@ -52,7 +53,7 @@ MOVING = {"kv_cache_manager": "V2", "host_offload": True}
 SPARSE.append(sparse(served(EAGLE), 12))
 ENHANCED = [enhanced(made) for made in (served(MTP), served(PARD), served(EAGLE), started_up(EAGLE), failing(EAGLE))]
 FORCED = [forced(EAGLE)]
-RANKED = [ranked(worker) for worker in WORKERS]
+RANKED = [ranked(worker) for worker in WORKERS] + [replicated(make(PARD)) for make in (served, failing)]
 JUDGED = [guided(worker) for worker in (EAGLE, PARD, MTP, SA)] + [relaxed(worker) for worker in (EAGLE, MTP)]
 APART = [separate(served(EAGLE), **MOVING), separate(failing(EAGLE)), separate(SPARSE[0]), separate(started_up(PARD))]
 CASES = [make(worker) for worker in WORKERS for make in (served, started_up, failing)] + SPARSE

@@ -31,6 +31,7 @@ from tests.invariants.cases import (
     overlapping,
     ranked,
     relaxed,
+    replicated,
     separate,
     served,
     sparse,
@@ -45,7 +46,7 @@ from engines.portable import PortableEngine
 WORKERS = (EAGLE, PARD, MTP, SA, DFLASH, EAGLE_TREE, MTP_TREE)
 DENSE = [make(worker) for worker in WORKERS for make in (served, started_up, failing)]
 JUDGED = [forced(EAGLE), *(guided(worker) for worker in (EAGLE, PARD, MTP)), relaxed(EAGLE), relaxed(MTP)]
-RANKED = [ranked(MTP_EAGLE), ranked(EAGLE_TREE)]
+RANKED = [ranked(MTP_EAGLE), ranked(EAGLE_TREE), *(replicated(make(EAGLE)) for make in (served, started_up, failing))]
 SPARSE = [*(sparse(scenario) for scenario in DENSE[:2]), sparse(DENSE[0], 12)]
 APART = [separate(SPARSE[1]), separate(SPARSE[2]), separate(failing(EAGLE)), separate(served(MTP))]
 MOVING = separate(served(PARD), kv_cache_manager="V2", host_offload=True)

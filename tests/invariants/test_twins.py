@@ -7,12 +7,25 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 
 import strategies
-from invariants import Relation, all_invariants, twins, verify
+from invariants import Relation, all_invariants, drafting_twins, startup_twins, twins, verify
 from scenarios import Context, Generation, Phase, Request, Scenario, Step, Trace, check
-from tests.invariants.cases import EAGLE, failing, forced, hybrid, overlapped, overlapping, served, started_up
+from tests.invariants.cases import (
+    EAGLE,
+    PARD,
+    failing,
+    forced,
+    hybrid,
+    overlapped,
+    overlapping,
+    ranked,
+    relaxed,
+    served,
+    started_up,
+)
 from tests.invariants.synthetic import dressed
 
 MIXED, STARTED, FAILING = served(EAGLE), started_up(EAGLE), failing(EAGLE)
+PARALLEL_CONFIG = served(PARD).config
 
 
 def _applying(scenario: Scenario) -> list[str]:
@@ -24,13 +37,17 @@ def test_relations_apply_only_where_they_have_something_to_say() -> None:
     assert _applying(STARTED) == [
         "replay-equals-eager",
         "startup-leaves-no-trace",
+        "captured-values-do-not-matter",
+        "warm-up-forward-is-a-fixed-point",
         "batch-equals-requests-alone",
         "row-order-does-not-matter",
+        "draft-lengths-do-not-matter",
     ]
     assert _applying(MIXED) == [
         "batch-equals-requests-alone",
         "row-order-does-not-matter",
         "chunked-equals-one-shot",
+        "draft-lengths-do-not-matter",
     ]
     single = Scenario(
         config=MIXED.config,
@@ -67,7 +84,7 @@ def test_verify_runs_one_more_scenario_per_relation_that_applies() -> None:
         return dressed(scenario)
 
     verify(MIXED, run)
-    assert len(runs) == 4
+    assert len(runs) == 5
     assert runs[0] is MIXED
     runs.clear()
     verify(MIXED, run, relations=False)
@@ -211,6 +228,50 @@ def test_dummies_have_no_prompt_to_merge() -> None:
     edited = twins.one_shot(_chunks(warmup, first, last, prompts=(5,)))
     assert edited is not None
     assert edited[0].steps[0] == warmup
+
+
+def test_a_graph_is_captured_with_other_numbers_and_the_rest_stays() -> None:
+    edited = startup_twins.other_values(STARTED)
+    assert edited is not None
+    twin, pairs = edited
+    assert pairs == ((2, 2), (3, 3), (4, 4))
+    assert twin.steps[2:] == STARTED.steps[2:]
+    changed = zip(STARTED.steps[1].generations, twin.steps[1].generations, strict=True)
+    assert all(old.past != new.past and old.accept != new.accept and old.agree != new.agree for old, new in changed)
+    assert startup_twins.other_values(MIXED) is None
+
+
+def test_a_capture_is_compared_with_one_that_nothing_ran_before() -> None:
+    edited = startup_twins.other_warmup_runs(STARTED)
+    assert edited is not None
+    assert edited[0].config.graph_warmup_runs == 0
+    again = startup_twins.other_warmup_runs(edited[0])
+    assert again is not None
+    assert again[0].config.graph_warmup_runs == 4
+    assert verify(edited[0], dressed, only=["warm-up-forward-is-a-fixed-point"]).violations == ()
+
+
+def test_a_padded_batch_gets_a_graph_of_its_size() -> None:
+    scenario = ranked(EAGLE)
+    edited = startup_twins.exact_size(scenario)
+    assert edited is not None
+    twin, pairs = edited
+    assert [len(step.generations) for step in twin.steps if step.phase is Phase.CAPTURE] == [3, 2]
+    assert pairs == ((3, 4), (4, 5), (5, 6))
+    assert [row.request for row in twin.steps[4].generations] == [0, 1]
+    assert [peer.generations for peer in twin.steps[4].peers] == [2, 1]
+    assert startup_twins.exact_size(STARTED) is None
+
+
+def test_each_step_drafts_another_number_and_agrees_as_far_as_there_are_drafts() -> None:
+    edited = drafting_twins.other_draft_lengths(MIXED)
+    assert edited is not None
+    twin, pairs = edited
+    assert pairs == tuple((i, i) for i in range(7))
+    assert all(a.draft_len != b.draft_len for a, b in zip(twin.steps, MIXED.steps, strict=True))
+    assert drafting_twins.other_draft_lengths(relaxed(EAGLE)) is None
+    one = replace(served(PARD), config=replace(PARALLEL_CONFIG, max_draft_len=1))
+    assert drafting_twins.other_draft_lengths(one) is None
 
 
 @settings(suppress_health_check=list(HealthCheck))

@@ -74,15 +74,27 @@ def padded(worker: str) -> Scenario:
     )
 
 
+def shared_head(worker: str) -> Scenario:
+    """Two requests on the second of three ranks that share the draft head: the drafts of one may be in its part."""
+    rows = (Generation(request=0, agree=K), Generation(request=1))
+    prompts = (5, 7)
+    contexts = tuple(_fills(worker, i, n, agree=K) for i, n in enumerate(prompts))
+    steps = (Step(draft_len=K, contexts=contexts), Step(draft_len=K, generations=rows))
+    return _scenario(worker, *steps, prompts=prompts, tp_size=3, tp_rank=1)
+
+
 SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "SGL-12": beside_others,
     "SGL-12/sequences": beside_others,
     "TRT-78": beside_others,
     "TRT-78/width": beside_others,
     "TRT-80": beside_others,
+    "TRT-80/shard": shared_head,
+    "TRT-80/offset": shared_head,
     "TRT-81": idle,
     "TRT-81/rounds": beside_others,
     "TRT-83": padded,
+    "TRT-83/idle": padded,
     "TRT-120": failing,
     "TRT-120/always": beside_others,
     "TRT-120/not-installed": beside_others,

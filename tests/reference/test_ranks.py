@@ -111,6 +111,7 @@ def test_every_rank_is_told_the_same(worker: str) -> None:
         has = worker in (EAGLE3, MTP_EAGLE, EAGLE3_TREE, MTP_EAGLE_TREE)
         assert prepared.fields.get("subseq_all_rank_num_tokens") == (RANKS.subseq_all_rank_num_tokens if has else None)
     assert at(first, "updated")["collectives"] == at(second, "updated")["collectives"]
+    assert at(first, "updated")["graph_key"] == at(second, "updated")["graph_key"]
 
 
 @pytest.mark.parametrize("worker", WORKERS)
@@ -163,6 +164,7 @@ def test_dummies_keep_a_rank_in_step_and_leave_nothing_behind(worker: str) -> No
     for step, single in zip((steps[1], steps[2], steps[4]), alone, strict=True):
         mine, other = dict(at(step, "updated").fields), at(single, "updated").fields
         assert mine.pop("collectives")
+        assert bool(mine.pop("graph_key")) is (step is steps[2])
         assert mine == other
     assert at(steps[2], "prepared")["request_ids"] == [0, None]
     assert at(steps[3], "prepared")["all_rank_num_seqs"] == [1, 1]

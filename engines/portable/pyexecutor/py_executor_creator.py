@@ -44,6 +44,7 @@ from engines.portable.speculative.utils import (
     get_spec_resource_manager,
     get_spec_worker,
 )
+from engines.portable.vocab_shards import VocabShards
 from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
 from scenarios.tracer import BEGIN_THINKING_TOKEN, MASK_TOKEN
@@ -83,6 +84,8 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     spec_resource_manager = get_spec_resource_manager(setting)
     draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
     worker.set_draft_model(draft_model)
+    if config.tp_size > 1:
+        worker.vocab_shards = VocabShards(config.tp_size, config.tp_rank)
     guided_decoder = _create_guided_decoder(config, device) if config.guided_decoding else None
     if guided_decoder is not None:
         worker.set_guided_decoder(guided_decoder)

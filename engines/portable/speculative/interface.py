@@ -20,6 +20,7 @@ from engines.portable.speculative.mode import SpeculativeDecodingMode
 from engines.portable.speculative.recurrent import update_mamba_states
 from engines.portable.speculative.rejection import ProposalRows, RejectionSampling
 from engines.portable.speculative.sa_enhancer import SADraftEnhancer
+from engines.portable.vocab_shards import VocabShards
 
 if TYPE_CHECKING:
     from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
@@ -146,6 +147,7 @@ class SpecWorkerBase(ForcedAcceptance, RejectionSampling, ABC):
         self._saved_host_request_types: Tensor | None = None
         self._d2t: Tensor | None = None
         self.guided_decoder: CapturableGuidedDecoder | None = None
+        self.vocab_shards: VocabShards | None = None
 
     def set_draft_model(self, draft_model: Any) -> None:
         """Learn the draft model's vocabulary: ``d2t``, int64 [draft vocabulary], of its ``model`` where it has one."""
@@ -361,7 +363,8 @@ class SpecWorkerBase(ForcedAcceptance, RejectionSampling, ABC):
         """
         if spec_metadata.use_rejection_sampling:
             self._scatter_draft_probs(logits, spec_metadata, draft_step)
-        return self._map_draft_tokens(torch.argmax(logits, dim=-1))
+        shards = self.vocab_shards
+        return self._map_draft_tokens(torch.argmax(logits, dim=-1) if shards is None else shards.argmax(logits))
 
     def _map_draft_tokens(self, draft_ids: Tensor) -> Tensor:
         """The target's tokens for the draft vocabulary's, int64: int32."""

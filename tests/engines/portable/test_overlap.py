@@ -12,7 +12,7 @@ import torch
 
 import engines.portable
 from engines.portable import PortableEngine
-from engines.portable.copies import HostCopies, copy_to_device, to_device
+from engines.portable.copies import HostCopies, LatestReads, copy_to_device, to_device
 from scenarios import Config, Context, Generation, Request, Step
 from scenarios.trace import UPDATED
 
@@ -61,6 +61,26 @@ def test_a_source_that_is_written_with_the_same_values_is_told_too() -> None:
         copy_to_device("same", torch.zeros(2), source)
     source.fill_(1)
     assert copies.take_racing() == ["same"]
+
+
+def test_a_copy_that_stalls_reads_what_its_source_holds_when_the_host_has_waited() -> None:
+    latest, source, kept = LatestReads(), torch.tensor([1, 2]), torch.tensor([3])
+
+    def queue_all(watching: HostCopies) -> list[list[int]]:
+        copied = torch.zeros_like(source)
+        with watching.watched():
+            copy_to_device("lens", copied, source)
+            brought = to_device("kept", kept, torch.device("cpu"), copy=True)
+        return [copied.tolist(), brought.tolist()]
+
+    assert queue_all(latest) == [[1, 2], [3]]
+    source[1] = 5
+    source[1] = 7
+    assert {number: read.tolist() for number, read in latest.finish().items()} == {0: [1, 7]}
+    source[1] = 2
+    assert queue_all(HostCopies(latest.read)) == [[1, 7], [3]]
+    latest.read[0] = torch.zeros(3)
+    assert queue_all(HostCopies(latest.read)) == [[1, 2], [3]], "of another run"
 
 
 def test_no_copy_is_queued_out_of_sight() -> None:
