@@ -64,10 +64,10 @@ def allocated_when_needed(patch: Patch) -> None:
     caught_by=(_COUNTER, _COUNTS),
 )
 def forced_in_warm_up(patch: Patch) -> None:
-    from engines.portable.speculative import interface
+    from engines.portable.speculative import forced_acceptance
 
     # Nothing else of that module asks.
-    patch(interface, "is_graph_warmup", lambda metadata: False)
+    patch(forced_acceptance, "is_graph_warmup", lambda metadata: False)
 
 
 @bug(

@@ -80,7 +80,7 @@ def of_the_last_owner(patch: Patch) -> None:
     variant="chunk",
     title="Each chunk of a prompt begins with no state",
     reference=_REFERENCE,
-    caught_by=_STATES,
+    caught_by=(*_STATES, "recurrent-layers-change-nothing"),
 )
 def each_chunk_anew(patch: Patch) -> None:
     from engines.portable.pyexecutor.mamba_cache_manager import Mamba2Metadata

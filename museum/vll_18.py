@@ -31,7 +31,13 @@ def never_reach(patch: Patch) -> None:
     variant="rows",
     title="Proposals are kept by row of the batch, whoever has that row in the next step",
     reference=_REFERENCE,
-    caught_by=(*_PROPOSALS, "slots-belong-to-requests", "acceptance-follows-agreement"),
+    caught_by=(
+        *_PROPOSALS,
+        "slots-belong-to-requests",
+        "proposals-of-others-stay",
+        "rejection-sampling-accepts-the-same",
+        "acceptance-follows-agreement",
+    ),
 )
 def by_row(patch: Patch) -> None:
     from engines.portable.speculative.rejection import ProposalRows

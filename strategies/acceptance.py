@@ -23,7 +23,7 @@ _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
 _REPLICAS: Final = (1, 1, 1, 1, 1, 2, 3)
 _OVERLAP: Final = (False, False, False, True)
-_ROWS: Final = (*((False, False),) * 5, (True, False), (False, True), (True, True))
+_ROWS: Final = (*((False, False),) * 5, (True, False), (False, True), (True, True), (False, True))
 """Whether the target has recurrent layers, and whether drafts are verified by proposals."""
 
 
@@ -43,9 +43,10 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     threshold = choose(draw, _THRESHOLDS) if "sa_threshold" in variants else 0
     overlap = choose(draw, _OVERLAP) if "overlap" in variants else False
     recurrent, rejection = _draw_rows(draw, config, variants)
+    rejection = rejection and not (forces and force)
     if rejection:
-        # What it is not combined with gives way.
-        forces, topk, delta, threshold = False, *_RELAXED[0], 0
+        # What else it is not combined with gives way.
+        topk, delta, threshold = *_RELAXED[0], 0
     config = replace(config, recurrent=recurrent, rejection_sampling=rejection)
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
     rank = pick(draw, ranks)
