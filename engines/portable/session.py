@@ -44,7 +44,15 @@ from scenarios.tracer import prompt
 _FOLDER = Path(__file__).parent
 _LINE_SITES = [
     _FOLDER / name
-    for name in ("attention", "speculative", "pyexecutor", "models.py", "memory_buffer_utils.py", "_utils.py")
+    for name in (
+        "attention",
+        "speculative",
+        "pyexecutor",
+        "models.py",
+        "mamba_mixer.py",
+        "memory_buffer_utils.py",
+        "_utils.py",
+    )
 ]
 """Engine code proper: what surrounds it here is the suite's."""
 
@@ -345,6 +353,7 @@ class PortableSession:
             Seam("attn_metadata.update_for_spec_dec", attn, "update_for_spec_dec", hook),
             *self._draft_seams(watch),
             *self._guided_seams(),
+            *self._state_seams(watch),
             *self._collective_seams(),
             Seam("worker.sample_draft_tokens", worker, "sample_draft_tokens", launch),
             Seam("attn_metadata.restore_from_spec_dec", attn, "restore_from_spec_dec", SiteClass.RESTORE),
@@ -420,6 +429,13 @@ class PortableSession:
         decoder = self._executor.guided_decoder
         names = ("execute", "add_draft_batch", "execute_draft_batch", "rollback_rejected_batch") if decoder else ()
         return [Seam(f"guided_decoder.{name}", decoder, name, SiteClass.LAUNCH) for name in names]
+
+    def _state_seams(self, watch: Any) -> list[Seam]:
+        """The seam at which recurrent states become live, if there are any."""
+        manager, name = self._executor.kv_cache_manager, "update_mamba_states"
+        if not self._config.recurrent:
+            return []
+        return [Seam(f"kv_cache_manager.{name}", manager, name, SiteClass.LAUNCH, before=watch.promoting)]
 
     def _adopt(self, original: Any) -> Callable[..., None]:
         """A listener that gives the metadata of a graph wrappers of its own instead of the copied ones."""

@@ -164,6 +164,11 @@ class PyTorchModelEngine:
         spec_metadata.runtime_tokens_per_gen_step = self.spec_metadata.runtime_tokens_per_gen_step
         spec_metadata.populate_context_prompt_lookahead(contexts)
         spec_metadata.prepare()
+        spec_metadata.write_padding_draft_probs(
+            len(contexts),
+            [request.py_num_drafts for request in scheduled_requests.generation_requests],
+            spec_metadata.runtime_draft_len,
+        )
         self._gather_spec_counts(attn_metadata, spec_metadata)
 
         position_ids = self._upload("position_ids_cuda", rows.position_ids)
