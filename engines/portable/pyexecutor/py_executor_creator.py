@@ -64,23 +64,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     slots = max(manager.max_blocks_per_seq * manager.tokens_per_block for manager in managers)
     tracer = _create_tracer(config, spec_config, slots, device)
     dist = Distributed(config.attention_dp_size, config.attention_dp_rank)
-    setting = Setting(
-        spec_config=spec_config,
-        max_num_requests=config.max_num_requests,
-        max_num_tokens=config.max_num_tokens,
-        max_seq_len=config.max_seq_len,
-        num_slots=config.num_blocks,
-        tracer=tracer,
-        steering=Steering(
-            config.max_num_requests,
-            device,
-            draft_vocab_map=config.draft_vocab_map,
-            second_choice=config.guided_decoding,
-            probabilities=config.rejection_sampling,
-        ),
-        device=device,
-        dist=dist,
-    )
+    setting = _setting(config, spec_config, tracer, dist, device)
     spec_resource_manager = get_spec_resource_manager(setting)
     draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
     worker.set_draft_model(draft_model)
@@ -128,6 +112,29 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         guided_decoder,
         seq_slot_manager,
         disable_overlap_scheduler=not config.overlap,
+    )
+
+
+def _setting(
+    config: Config, spec_config: DecodingConfig, tracer: Tracer, dist: Distributed, device: torch.device
+) -> Setting:
+    steering = Steering(
+        config.max_num_requests,
+        device,
+        draft_vocab_map=config.draft_vocab_map,
+        second_choice=config.guided_decoding,
+        probabilities=config.rejection_sampling,
+    )
+    return Setting(
+        spec_config=spec_config,
+        max_num_requests=config.max_num_requests,
+        max_num_tokens=config.max_num_tokens,
+        max_seq_len=config.max_seq_len,
+        num_slots=config.num_blocks,
+        tracer=tracer,
+        steering=steering,
+        device=device,
+        dist=dist,
     )
 
 
