@@ -11,17 +11,17 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from engines.tracer import _unseen, entry, term
+from engines.tracer import entry, term, unseen
 from scenarios import tracer
 from scenarios.tracer import PRIME, VOCAB_SIZE
 
 _DIGITS: Final = 1 << 16
 """A digest is two numbers below this one: exact as float32."""
 
-proposal = _unseen(cast(Callable[[Tensor, Tensor], Tensor], tracer.proposal))
+proposal = unseen(cast(Callable[[Tensor, Tensor], Tensor], tracer.proposal))
 
 
-@_unseen
+@unseen
 def with_digests(logits: Tensor, digests: Tensor) -> Tensor:
     """Logits that also say what each row was chosen from: two columns behind the vocabulary, which nobody chooses.
 
@@ -32,20 +32,20 @@ def with_digests(logits: Tensor, digests: Tensor) -> Tensor:
     return torch.cat([logits, -1.0 - digits.to(logits.dtype)], dim=1)
 
 
-@_unseen
+@unseen
 def digests_of(logits: Tensor) -> Tensor:
     """What ``with_digests`` put behind the vocabulary of logits of any leading shape: int64."""
     high, low = (-1.0 - logits[..., VOCAB_SIZE:]).long().unbind(-1)
     return high * _DIGITS + low
 
 
-@_unseen
+@unseen
 def steps_of(positions: Tensor, tokens: Tensor) -> Tensor:
     """What each row adds to a state: int64 [rows]."""
     return term(positions.long(), entry(positions.long(), tokens.long()))
 
 
-@_unseen
+@unseen
 def context_states(steps: Tensor, lens: Tensor, initial: Tensor) -> Tensor:
     """States after each row of the contexts: int64 [rows].
 
@@ -59,13 +59,13 @@ def context_states(steps: Tensor, lens: Tensor, initial: Tensor) -> Tensor:
     return (totals[1:] + torch.repeat_interleave(offsets, lens.long(), output_size=len(steps))) % PRIME
 
 
-@_unseen
+@unseen
 def chain_states(steps: Tensor, initial: Tensor) -> Tensor:
     """States after each row of generations that feed chains, int64 [G, w], from what each row adds."""
     return (steps.cumsum(1) + initial.unsqueeze(1)) % PRIME
 
 
-@_unseen
+@unseen
 def tree_states(steps: Tensor, initial: Tensor, packed_mask: Tensor) -> Tensor:
     """The same where the rows are nodes of trees: each goes on from its parent.
 
@@ -78,7 +78,7 @@ def tree_states(steps: Tensor, initial: Tensor, packed_mask: Tensor) -> Tensor:
     return ((steps.unsqueeze(1) * on_path).sum(2) + initial.unsqueeze(1)) % PRIME
 
 
-@_unseen
+@unseen
 def mixed(digests: Tensor, states: Tensor, is_dummy: Tensor) -> Tensor:
     """Hidden states of rows from their digests and recurrent states: the digests themselves where all is right."""
     return torch.where(is_dummy, digests, (2 * digests - states) % PRIME)
