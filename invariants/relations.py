@@ -153,7 +153,13 @@ def chunked_equals_one_shot(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=("emitted", *_STATE), known=True) if edited else None
 
 
-@relation("draft-lengths-do-not-matter", reads=("emitted",), museum=("TRT-17",), predicates=("P14",))
+@relation(
+    "draft-lengths-do-not-matter",
+    reads=("emitted",),
+    museum=("TRT-17",),
+    trait="varies_draft_len",
+    predicates=("P14",),
+)
 def draft_lengths_do_not_matter(scenario: Scenario) -> Twin | None:
     """With another draft length in each step the same text is given out, sooner or later."""
     edited = drafting_twins.other_draft_lengths(scenario) if twins.repeatable(scenario) else None
@@ -253,7 +259,13 @@ def ranks_run_the_same_collectives(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=("collectives", "graph_key")) if edited else None
 
 
-@relation("ranks-of-a-replica-agree", reads=_SEEN, museum=("TRT-80", "VLL-06"), predicates=("P12",))
+@relation(
+    "ranks-of-a-replica-agree",
+    reads=_SEEN,
+    museum=("TRT-80", "VLL-06"),
+    trait="shares_draft_head",
+    predicates=("P12",),
+)
 def ranks_of_a_replica_agree(scenario: Scenario) -> Twin | None:
     """Ranks that share each request decide alike: what they draft and accept, and all that follows from it.
 

@@ -51,6 +51,16 @@ class WorkerTraits:
         return self.drafts_for_contexts and self.draft_model
 
     @property
+    def varies_draft_len(self) -> bool:
+        """Whether steps may differ in their draft length."""
+        return not self.fixed_draft_len
+
+    @property
+    def shares_draft_head(self) -> bool:
+        """Whether ranks may share its draft head: one that a draft per row is the best token of."""
+        return self.draft_model and not self.tree
+
+    @property
     def separate_draft_kv_cache(self) -> bool:
         """Whether its drafter may have a KV cache of its own: it has layers in one, and no context instead of it."""
         return self.draft_model and not self.keeps_context

@@ -51,7 +51,7 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
     rank = pick(draw, ranks)
     shards = choose(draw, _REPLICAS) if "tp_size" in variants else 1
-    if ranks > 1 or guided or not config.traits.draft_model or config.traits.tree:
+    if ranks > 1 or guided or not config.traits.shares_draft_head:
         shards = 1
     config = replace(config, tp_size=shards, tp_rank=pick(draw, shards))
     if overlap and overlaps_on(config.attention_backend):
