@@ -35,17 +35,16 @@ def proposals_belong_to_their_drafts(step: StepCase, check: Check) -> None:
             continue
         shown = run.verified.seen[_ROWS]
         rows = zip(step.rows[step.num_contexts :], shown, strict=False)
-        expected = [_last(row, step.draft_len) if row.before is not None else of_row for row, of_row in rows]
+        expected = [_last(row, step.draft_len) or of_row for row, of_row in rows]
         check.equal(run.verified, _ROWS, expected, shown, "so the last step of each request has left them")
 
 
 def _last(row: Row, draft_len: int) -> list[int] | None:
     """The proposals that the request's row before has left for so many drafts, None if that was not observed."""
     before = row.before
-    assert before is not None
-    restored = before.step.runs[-1].restored if before.step.runs else None
+    restored = before.step.runs[-1].restored if before is not None and before.step.runs else None
     rows = restored.seen.get(_ROWS, []) if restored is not None else []
-    left = rows[before.index] if before.index < len(rows) else None
+    left = rows[before.index] if before is not None and before.index < len(rows) else None
     return left if left is None else [*left, *[NO_PROPOSAL] * draft_len][:draft_len]
 
 
