@@ -24,6 +24,8 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
+from engines.portable import copies
+
 FIELDS: Final = (
     "num_contexts",
     "num_generations",
@@ -45,7 +47,7 @@ UNTOUCHED: Final = "untouched"
 
 _STORED_AS: Final = {name: f"_{name}" for name in FIELDS[:4]}
 _COUNTERS: Final = ("num_generations", "num_ctx_tokens")
-_TRANSPARENT: Final = [__file__]
+_TRANSPARENT: Final = [__file__, copies.__file__]
 """Files whose frames are no place of an access: the watch's own and what stands between, see ``see_through``."""
 _OBSERVATION: Final = "observation.py"
 """How the names of the files end that look at an engine for the suite."""

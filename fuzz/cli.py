@@ -228,6 +228,9 @@ def explain(
     name: FoundArgument,
     engine: FoundEngineOption = None,
     trtllm_source: SourceOption = None,
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Say which request's row was read as whose (portable engine).")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show the failing step of a finding, expected beside actual."""
@@ -238,7 +241,8 @@ def explain(
     def source() -> Subject:
         return find_subject(name, Store()).on(engine, None)
 
-    return commands.replay_all([source], invariants=(), output=commands.Output(as_json=as_json))
+    output = commands.Output(as_json=as_json)
+    return commands.replay_all([source], invariants=(), output=output, provenance=provenance)
 
 
 @app.command()

@@ -25,6 +25,7 @@ from fuzz.files import write_text
 from fuzz.interrupt import interruptible
 from fuzz.museum_report import MuseumSummary
 from fuzz.options import Target, folder
+from fuzz.provenance import misread_rows, provenance_lines
 from fuzz.replay import Replay, replay
 from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary
 from fuzz.scope import Scope, Slice, asks, slices
@@ -180,10 +181,12 @@ def replay_all(
     invariants: tuple[str, ...],
     output: Output,
     interrupted: Sequence[Path] = (),
+    provenance: bool = False,
 ) -> int:
     """Run each again; a finding that is gone holds. What cannot be run gets a line, and the rest is run all the same.
 
     interrupted  cases that are mentioned only, as they may have killed their process
+    provenance   whether rows are followed from request to request
     """
     replays: list[Replay] = []
     problems: list[str] = []
@@ -197,8 +200,12 @@ def replay_all(
     if problems and not replays:
         return ERROR
     failed = sum(bool(done.violations) for done in replays)
-    results = [done.to_json() for done in replays]
-    lines = [line for done in replays for line in _replay_lines(done)] or [Line(_NOTHING_STORED)]
+    followed = [misread_rows(done.subject) if provenance else None for done in replays]
+    results = [
+        done.to_json() | ({} if rows is None else {"misread_rows": rows}) for done, rows in zip(replays, followed)
+    ]
+    pages = [line for page in map(_replay_lines, replays, followed) for line in page]
+    lines = pages or [Line(_NOTHING_STORED)]
     lines += [Line(f"interrupted: a process was killed in this case: specfuzz replay {path}") for path in interrupted]
     output.write({"total": len(replays), "failed": failed, "results": results, "problems": problems}, lines)
     if problems:
@@ -307,8 +314,9 @@ def _report(target: Target, start: CampaignStarted, plan: Lanes, processes: int,
     return summary.status
 
 
-def _replay_lines(done: Replay) -> Iterable[Line]:
+def _replay_lines(done: Replay, misread: list[str] | None) -> Iterable[Line]:
     subject = done.subject
+    followed = () if misread is None else provenance_lines(misread)
     if subject.title:
         yield Line(subject.title)
     yield from map(Line, subject.story.splitlines())
@@ -317,9 +325,11 @@ def _replay_lines(done: Replay) -> Iterable[Line]:
     finding = done.finding
     if finding is not None:
         yield from explain(finding, done.verdict, subject.name)
+        yield from followed
         yield Line("")
         yield Line(f"{subject.name}: fails")
     elif done.unsound is None:
         yield from scenario_lines(subject.scenario)
+        yield from followed
         yield Line("")
         yield Line(f"{subject.name}: holds, {done.reached} invariants had something to say")

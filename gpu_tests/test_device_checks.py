@@ -12,7 +12,7 @@ What is verified:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
@@ -90,11 +90,11 @@ def test_wrong_inside_a_graph_only() -> None:
 def test_comparing_waits_for_nothing() -> None:
     scenario = serving(WORKER, batch=4, draft_len=3, steps=3, phase=Phase.EAGER)
 
-    def guarded(method: object) -> object:
+    def guarded(method: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:
             torch.cuda.set_sync_debug_mode("error")
             try:
-                return method(*args, **kwargs)  # type: ignore[operator]
+                return method(*args, **kwargs)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 

@@ -33,6 +33,7 @@ _OBJECTS: Final = frozenset(
         "slot_mapping_fp8",
         "slot_ids",
         "spec_slots",
+        *("state_indices", "mamba_slots", "batch_slot_ids", "seq_slots"),
     }
 )
 """Which tensor objects, pages and slots serve a request is the engine's choice; it may differ from run to run."""
@@ -42,7 +43,7 @@ _OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives
 """What a replay, which runs no Python of the worker, cannot touch or list."""
 _OF_FORWARDS: Final = frozenset({"collectives", "max_gen_seq_len"})
 """What grows with the number of forwards, and what is the first forward's own until the next ``prepare``."""
-_STATE: Final = (*CONTENT, *KEPT)
+_STATE: Final = (*CONTENT, *KEPT, "recurrent_states", "kept_draft_probs")
 _TOKENS: Final = ("kv_tokens", "draft_kv_tokens")
 _MANAGERS: Final = (*_TOKENS, "free_blocks", "draft_free_blocks")
 _REUSABLE: Final = frozenset(name for name in FIELDS if "known_" in name or "reclaim_order" in name)
@@ -164,7 +165,13 @@ def chunked_equals_one_shot(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=("emitted", *_STATE), known=True) if edited else None
 
 
-@relation("draft-lengths-do-not-matter", reads=("emitted",), museum=("TRT-17",), predicates=("P14",))
+@relation(
+    "draft-lengths-do-not-matter",
+    reads=("emitted",),
+    museum=("TRT-17",),
+    trait="varies_draft_len",
+    predicates=("P14",),
+)
 def draft_lengths_do_not_matter(scenario: Scenario) -> Twin | None:
     """With another draft length in each step the same text is given out, sooner or later."""
     edited = drafting_twins.other_draft_lengths(scenario) if twins.repeatable(scenario) else None
@@ -218,6 +225,38 @@ def block_reuse_equals_no_reuse(scenario: Scenario) -> Twin | None:
 
 
 @relation(
+    "recurrent-layers-change-nothing",
+    reads=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens"),
+    museum=("TRT-57", "TRT-95", "VLL-03"),
+    trait="recurrent",
+    predicates=("P14",),
+)
+def recurrent_layers_change_nothing(scenario: Scenario) -> Twin | None:
+    """A target with recurrent layers says what it says without: as long as each request's state is its own.
+
+    The tracer's layers are made so. A state that is not promoted, or is another request's, changes every token after.
+    """
+    edited = twins.plain(scenario, "recurrent") if twins.fault_free(scenario) else None
+    return Twin(*edited, fields=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
+
+
+@relation(
+    "rejection-sampling-accepts-the-same",
+    reads=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens"),
+    museum=("TRT-10", "VLL-18"),
+    trait="rejection_sampling",
+    predicates=("P14",),
+)
+def rejection_sampling_accepts_the_same(scenario: Scenario) -> Twin | None:
+    """Verified by proposals a draft is accepted where it is accepted without: as long as each proposal is its own.
+
+    The tracer's drafter is sure of what it drafts and the target of what it chooses, so that there is no chance in it.
+    """
+    edited = twins.plain(scenario, "rejection_sampling") if twins.fault_free(scenario) else None
+    return Twin(*edited, fields=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
+
+
+@relation(
     "stalled-copies-change-nothing",
     reads=tuple(field for field in _SEEN if field != "racing_copies"),
     museum=("TRT-90", "TRT-91", "TRT-93"),
@@ -248,7 +287,13 @@ def ranks_run_the_same_collectives(scenario: Scenario) -> Twin | None:
     return Twin(*edited, fields=("collectives", "graph_key")) if edited else None
 
 
-@relation("ranks-of-a-replica-agree", reads=_SEEN, museum=("TRT-80", "VLL-06"), predicates=("P12",))
+@relation(
+    "ranks-of-a-replica-agree",
+    reads=_SEEN,
+    museum=("TRT-80", "VLL-06"),
+    trait="shares_draft_head",
+    predicates=("P12",),
+)
 def ranks_of_a_replica_agree(scenario: Scenario) -> Twin | None:
     """Ranks that share each request decide alike: what they draft and accept, and all that follows from it.
 

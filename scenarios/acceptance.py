@@ -17,6 +17,8 @@ VARIANTS: Final = (
     "attention_dp_size",
     "overlap",
     "enable_block_reuse",
+    "recurrent",
+    "rejection_sampling",
     "tp_size",
 )
 """Fields of ``Config`` that ask for another way than upstream's usual one; strategies draw those that an engine has."""

@@ -8,10 +8,12 @@ from scenarios.acceptance import check_acceptance
 from scenarios.backends import check_backend
 from scenarios.caches import check_caches
 from scenarios.errors import ScenarioError, closest
-from scenarios.model import BACKENDS, WORKERS, Config
+from scenarios.model import Config
 from scenarios.overlap import check_overlap
 from scenarios.ranks import check_ranks_config, check_replica
 from scenarios.reuse import check_reuse
+from scenarios.rows import check_rows
+from scenarios.traits import BACKENDS, WORKERS
 from scenarios.trees import check_tree
 
 _LIMITS: Final = {
@@ -64,3 +66,4 @@ def check_config(config: Config) -> None:
     check_replica(config)
     check_overlap(config)
     check_reuse(config)
+    check_rows(config)

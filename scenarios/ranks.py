@@ -64,11 +64,6 @@ def check_ranks_config(config: Config) -> None:
         )
 
 
-def may_share_head(config: Config) -> bool:
-    """Whether the draft head may be cut over the ranks of tensor parallelism: one that offers a draft per row."""
-    return config.traits.draft_model and not config.traits.tree and not config.guided_decoding
-
-
 def check_replica(config: Config) -> None:
     """Raise ``ScenarioError`` unless the rank is one of those of tensor parallelism, and there is a head to cut."""
     size, rank = config.tp_size, config.tp_rank
@@ -76,19 +71,14 @@ def check_replica(config: Config) -> None:
     if size == 1:
         return
     require(
-        may_share_head(config),
+        config.traits.shares_draft_head,
         "config.tp_size",
-        f"{size} ranks share a draft head, and {config.worker} has none that takes the best token of each row"
-        if not config.guided_decoding
-        else f"{size} ranks share a draft head, which is not combined with guided_decoding",
+        f"{size} ranks share a draft head, and a draft of {config.worker} is not the best token of one",
         "leave it out",
     )
-    require(
-        config.attention_dp_size == 1,
-        "config.tp_size",
-        f"{size} ranks with the same rows are not combined with attention_dp_size {config.attention_dp_size}",
-        "leave one of them out",
-    )
+    for name, default in (("guided_decoding", False), ("attention_dp_size", 1)):
+        problem = f"{size} ranks that share a draft head are not combined with {name}"
+        require(getattr(config, name) == default, "config.tp_size", problem, "leave one of them out")
 
 
 def check_ranks(config: Config, step: Step, field: str) -> None:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from math import lcm
 
 from scenarios.errors import require
-from scenarios.model import BACKENDS, Config, Request
+from scenarios.model import Config, Request
 from scenarios.plans import RowPlan
+from scenarios.traits import BACKENDS
 
 Key = tuple[int, ...]
 
@@ -27,7 +28,8 @@ Key = tuple[int, ...]
 def reuses_on(config: Config) -> bool:
     """Whether block reuse is combined with a configuration's worker and attention backend."""
     traits = config.traits
-    return traits.chunked_prefill and not (traits.keeps_context or BACKENDS[config.attention_backend].one_page)
+    pages = not BACKENDS[config.attention_backend].one_page
+    return traits.chunked_prefill and not traits.keeps_context and pages and not config.recurrent
 
 
 def check_reuse(config: Config) -> None:
@@ -38,6 +40,12 @@ def check_reuse(config: Config) -> None:
     problem = f"the drafter of {config.worker} keeps a context that no page has"
     require(not traits.keeps_context, name, problem, "leave it out")
     require(traits.chunked_prefill, name, f"{config.worker} computes all of a prompt, in one", "leave it out")
+    require(
+        not config.recurrent,
+        name,
+        "finds pages of a prompt and no recurrent state behind them",
+        "leave one of them out",
+    )
     require(reuses_on(config), name, f"no page of {config.attention_backend} is ever full", "leave it out")
     require(
         config.attention_dp_size == 1,

@@ -141,6 +141,8 @@ def _variant(random: Random, name: str) -> dict[str, Any]:
         "guided_decoding": True,
         "overlap": True,
         "enable_block_reuse": True,
+        "recurrent": True,
+        "rejection_sampling": True,
     }
     return {name: numbers[name]} if name in numbers else {}
 
@@ -167,7 +169,7 @@ class _Plain:
                 return False
             phase = self.random.choice(list(Phase))
             draft_len = self.random.randint(self.config.min_draft_len, self.config.max_draft_len)
-            arrived = [] if phase in (Phase.REPLAY, *(p for p in Phase if p.is_startup)) else self._arrivals()
+            arrived = self._arrivals() if phase is Phase.EAGER else []
             step = self._dummies(phase, draft_len) if phase.is_startup else self._served(phase, draft_len, arrived)
             trial = self.schedule.fork()
             try:
@@ -220,9 +222,8 @@ class _Plain:
 
     def _served(self, phase: Phase, draft_len: int, arrived: Sequence[Request]) -> Step:
         random, state = self.random, self.schedule.requests
-        waiting = [*arrived] if phase is Phase.EAGER else []
         left = {i: state[i].prompt_len - state[i].past for i in self.schedule.waiting if phase is Phase.EAGER}
-        left |= {request.id: request.prompt_len for request in waiting}
+        left |= {request.id: request.prompt_len for request in arrived}
         deepest = draft_len if self.config.traits.drafts_for_contexts else 0
         contexts = tuple(
             Context(

@@ -213,6 +213,8 @@ def test_replay_and_explain(
     snapshot("replay_unsound", capsys.readouterr().out)
     assert cli.invoke(["explain", "finding.json", *fake("Forgetful")]) == 1
     assert capsys.readouterr().out.endswith("\nfinding.json: fails\n")
+    assert cli.invoke(["explain", "finding.json", *fake("Forgetful"), "--provenance"]) == 2
+    assert "--provenance: rows are followed in the portable engine only" in capsys.readouterr().err
     assert cli.invoke(["replay", "story.json", "finding.json", *fake("Sound"), "--json"]) == 0
     results = document(capsys)
     assert [(r["name"], r["holds"]) for r in results["results"]] == [("story.json", True), ("finding.json", True)]

@@ -18,6 +18,12 @@ def rows(text: str, worker: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines() if line.startswith(f"{worker} ")]
 
 
+def enders(text: str) -> set[tuple[str, str]]:
+    """Fields, each with a function that ends what is left in it."""
+    lines = [line.partition(": ") for line in text.splitlines() if line.endswith("(rewritten)")]
+    return {(field, end) for field, _, ends in lines for end in ends.split(", ")}
+
+
 def test_an_engine_without_metadata(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["leaks", "--engine", "tests.fuzz.fakes:Sound", "--worker", "PARDWorker"]) == 2
     assert "--engine: 'fake' has no attn_metadata in its session that could be watched" in capsys.readouterr().err
@@ -35,7 +41,9 @@ def test_the_page_knows_all_workers_and_nothing_live() -> None:
 def test_the_page_is_right(worker: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="the portable engine needs torch")
     assert cli.invoke(["leaks", "--worker", worker]) == 0
-    assert rows(capsys.readouterr().out, worker) == rows(PAGE, worker)
+    shown = capsys.readouterr().out
+    assert rows(shown, worker) == rows(PAGE, worker)
+    assert enders(shown) <= enders(PAGE)
 
 
 def test_what_is_read_first_is_live(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

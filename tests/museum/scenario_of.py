@@ -16,6 +16,7 @@ from tests.museum import (
     overlap_cases,
     rank_cases,
     reuse_cases,
+    row_cases,
     sparse_cases,
 )
 
@@ -29,6 +30,7 @@ _MODULES: Final = (
     overlap_cases,
     rank_cases,
     reuse_cases,
+    row_cases,
     sparse_cases,
 )
 SCENARIOS: Final = {key: make for module in _MODULES for key, make in module.SCENARIOS.items()}
