@@ -51,6 +51,7 @@ def reused(scenario: Scenario) -> list[int]:
         ("DFlashWorker", {}, "config.enable_block_reuse"),
         ("MTPWorker", {}, "config.enable_block_reuse"),
         ("SAWorker", {"attention_backend": "VANILLA", "tokens_per_block": 256}, "config.enable_block_reuse"),
+        (EAGLE3, {"recurrent": True}, "config.enable_block_reuse"),
         (EAGLE3, {"attention_dp_size": 2}, "config.attention_dp_size"),
     ],
 )
