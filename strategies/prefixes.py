@@ -27,8 +27,11 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
     Of a prompt full pages are reused, so they are short. And pages of two sizes seldom end together: the drafter's are
     made as long as the target's, half as long or twice.
     """
-    if not choose(draw, _REUSES) or not reuses_on(config) or config.attention_dp_size > 1:
+    # A recurrent state, drawn for every other case, gives way.
+    without = replace(config, recurrent=False)
+    if not choose(draw, _REUSES) or not reuses_on(without) or config.attention_dp_size > 1:
         return config
+    config = without
     if not config.compress_ratios and config.tokens_per_block > _LONG_PAGE:
         size = config.tokens_per_block - _LONG_PAGE
         blocks = pages(config.num_blocks * config.tokens_per_block, size)
