@@ -37,17 +37,6 @@ def page_to_compute(patch: Patch) -> None:
     edit(patch, BlockReuse, "_reusable", change)
 
 
-@rule("pages of the target's size", EAGLE3, "known in two caches")
-def target_decides(patch: Patch) -> None:
-    """What is reused fills pages of the target's cache, and of the drafter's as many as it may."""
-
-    def reusable(self: BlockReuse, prompt: Any) -> int:
-        most = min(len(prompt) - 1, *(pool.matched(prompt) for pool in self._pools))
-        return most - most % self._pools[0].size
-
-    patch(BlockReuse, "_reusable", reusable)
-
-
 @rule("known from its first chunk on", EAGLE3, "known in two caches")
 def known_early(patch: Patch) -> None:
     """The pages of a prompt are known as soon as it has started."""
