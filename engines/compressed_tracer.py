@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.tracer import Cache, Rows, Tracer, _filled, _unseen, _write, choose, entry, term
+from engines.tracer import Cache, Rows, Tracer, choose, entry, filled, term, unseen, write
 from scenarios import tracer
 from scenarios.tracer import EMPTY, MASK_TOKEN, PRIME, VOCAB_SIZE
 
@@ -38,19 +38,19 @@ class CompressedTracer(Tracer):
         super().__init__(slots, device)
         self._window, self._ratios, self.index_topk = window_size, tuple(ratios), index_topk
 
-    @_unseen
+    @unseen
     def store(self, cache: Cache, rows: Rows, positions: Tensor, tokens: Tensor) -> None:
         """Write the entries of rows."""
-        _write(cache, rows, entry(positions.long(), tokens.long()))
+        write(cache, rows, entry(positions.long(), tokens.long()))
 
-    @_unseen
+    @unseen
     def compress(self, pool: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Compressed tokens of the given slots, int64 [tokens, ratio]; ``positions`` are those of their first ones."""
         entries = _at(pool, slots)
         index = positions.unsqueeze(1) + torch.arange(slots.shape[1], device=slots.device)
         return _compressed(term(index, entries), entries != EMPTY)
 
-    @_unseen
+    @unseen
     def store_compressed(self, pool: Tensor, slots: Tensor, values: Tensor, exists: Tensor) -> None:
         """Write to their slots as many ``values``, from the first on, as there are that ``exists``, bool [values]."""
         count = exists.sum()
@@ -59,7 +59,7 @@ class CompressedTracer(Tracer):
         slots, values = slots.index_select(0, place), values.index_select(0, place)
         pool.view(-1).scatter_(0, slots, torch.where(count > 0, values, torch.take(pool, slots)))
 
-    @_unseen
+    @unseen
     def select(self, keys: Tensor, last: Tensor) -> Tensor:
         """Of each row's compressed tokens up to ``last``, int64 [rows], the best: int64 [rows, k], -1 for none.
 
@@ -71,7 +71,7 @@ class CompressedTracer(Tracer):
         best = allowed.topk(min(self.index_topk, keys.shape[1]))
         return torch.where(best.values < 0, -1, best.indices)
 
-    @_unseen
+    @unseen
     def attend(self, pool: Tensor, columns: Columns) -> Tensor:
         """What the columns that are read add to the digests of rows: int64 [rows]."""
         entries = _at(pool, columns.slots)
@@ -79,12 +79,12 @@ class CompressedTracer(Tracer):
         read = (entries != EMPTY) & (columns.tokens >= 0) & (place < columns.lens.unsqueeze(1))
         return torch.where(read, term(columns.tokens, entries), 0).sum(1) % PRIME
 
-    @_unseen
+    @unseen
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Digests of rows from what each of their layers added: int64 [rows]."""
         return torch.stack(list(parts)).sum(0) % PRIME
 
-    @_unseen
+    @unseen
     def shifted_window(
         self, target: Cache, draft: Cache, rows: Rows, window: Tensor, slots: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -99,13 +99,13 @@ class CompressedTracer(Tracer):
         with_own, without = self.digests(own, rows.index + 1), self.digests(own, rows.index)
         return with_own, (with_own - without) % PRIME
 
-    @_unseen
+    @unseen
     def parallel_window(
         self, target: Cache, draft: Cache, rows: Rows, window: Tensor, slots: Tensor, masks: int
     ) -> Tensor:
         """Digests of draft rows without shift, with up to ``masks`` masks guessed one by one: int64 [rows]."""
         fallback = self._read(target)
-        seen = _filled(fallback, self._read(draft)).index_select(0, rows.sequence)
+        seen = filled(fallback, self._read(draft)).index_select(0, rows.sequence)
         seen = self._own_window(seen, rows, window, draft.pool, slots, fallback, shift=0)
         index = self._index[: seen.shape[1]]
         masked = (seen != EMPTY) & ((seen - tracer.entry(0, MASK_TOKEN)) % VOCAB_SIZE == 0)
@@ -141,7 +141,7 @@ class CompressedTracer(Tracer):
             total = total + scores.sum(1)
         return total % PRIME
 
-    @_unseen
+    @unseen
     def continue_text(self, text: Tensor, lens: Tensor, count: int) -> Tensor:
         """The ``count`` tokens that the target would choose after each text: int64 [rows, count]."""
         index = torch.arange(text.shape[1], device=text.device)

@@ -8,30 +8,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engines.tracer import Cache, Rows, Tracer, _digest, _unseen, _write, entry, term
+from engines.tracer import Cache, Rows, Tracer, digest_of, entry, term, unseen, write
 from scenarios.tracer import PRIME, VOCAB_SIZE
 
 
 class ViewTracer(Tracer):
     """Target and drafters whose rows are written where arrays of rows and positions say."""
 
-    @_unseen
+    @unseen
     def target_at(self, cache: Cache, written: Rows, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows that see up to ``rows``, once their entries are ``written``: int64 [rows]."""
-        _write(cache, written, entry(positions.long(), tokens.long()))
-        return _digest(self._scores(self._read(cache)).cumsum(1), rows)
+        write(cache, written, entry(positions.long(), tokens.long()))
+        return digest_of(self._scores(self._read(cache)).cumsum(1), rows)
 
-    @_unseen
+    @unseen
     def shifted_at(
         self, target: Cache, draft: Cache, written: Rows, rows: Rows, positions: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Digests of draft rows with shift 1, and each row's own term in it: two of int64 [rows]."""
         own = entry(positions.long(), tokens.long())
-        _write(draft, written, own)
+        write(draft, written, own)
         seen = self._read_shifted(target, draft)
-        return _digest(self._scores(seen).cumsum(1), rows, ahead=1), term(rows.index + 1, own + VOCAB_SIZE)
+        return digest_of(self._scores(seen).cumsum(1), rows, ahead=1), term(rows.index + 1, own + VOCAB_SIZE)
 
-    @_unseen
+    @unseen
     def shared(
         self, cache: Cache, lens: Tensor, positions: Tensor, tokens: Tensor, recurrent: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ class ViewTracer(Tracer):
         hidden, base = recurrent.unbind(1)
         step = base // PRIME
         sequence = torch.arange(len(lens), device=lens.device)
-        seen = _digest(self._scores(self._read(cache)).cumsum(1), Rows(sequence, lens.long() - 1))
+        seen = digest_of(self._scores(self._read(cache)).cumsum(1), Rows(sequence, lens.long() - 1))
         hidden = (hidden + term(lens.long() + step, entry(positions.long() + step, tokens.long()))) % PRIME
         return (hidden + base - seen) % PRIME, torch.stack([hidden, base + PRIME], dim=1)
 

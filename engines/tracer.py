@@ -49,7 +49,7 @@ _FIRST: Final = 20.0
 _SECOND_BELOW: Final = math.log((1 - NEAR_GAP) / (1 + NEAR_GAP))
 
 
-def _unseen(function: Callable[P, T]) -> Callable[P, T]:
+def unseen(function: Callable[P, T]) -> Callable[P, T]:
     """Keep torch function modes from seeing what the function calls."""
 
     @wraps(function)
@@ -60,11 +60,11 @@ def _unseen(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-choose = _unseen(cast(Callable[[Tensor], Tensor], tracer.choose))
-disagree = _unseen(cast(Callable[[Tensor], Tensor], tracer.disagree))
-near = _unseen(cast(Callable[[Tensor], Tensor], tracer.near))
-grammar_state = _unseen(cast(Callable[[Tensor, Tensor], Tensor], tracer.grammar_state))
-grammar_allows = _unseen(cast(Callable[[Tensor, Tensor], Tensor], tracer.grammar_allows))
+choose = unseen(cast(Callable[[Tensor], Tensor], tracer.choose))
+disagree = unseen(cast(Callable[[Tensor], Tensor], tracer.disagree))
+near = unseen(cast(Callable[[Tensor], Tensor], tracer.near))
+grammar_state = unseen(cast(Callable[[Tensor, Tensor], Tensor], tracer.grammar_state))
+grammar_allows = unseen(cast(Callable[[Tensor, Tensor], Tensor], tracer.grammar_allows))
 _alternative = cast(Callable[[Tensor, Tensor], Tensor], tracer.alternative)
 
 
@@ -84,7 +84,7 @@ class Cache:
     table: Tensor
 
 
-@_unseen
+@unseen
 def locate(cu_q: Tensor, cu_kv: Tensor, rows: int) -> Rows:
     """Place ``rows`` rows, given the running totals of query and KV lengths (int [n + 1], from 0 on).
 
@@ -98,13 +98,13 @@ def locate(cu_q: Tensor, cu_kv: Tensor, rows: int) -> Rows:
     return Rows(sequence, (row + first.index_select(0, sequence)).long())
 
 
-@_unseen
+@unseen
 def own_terms(rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
     """What each target row adds to the digest of its sequence: int64 [rows]."""
     return term(rows.index, entry(positions.long(), tokens.long()))
 
 
-@_unseen
+@unseen
 def block_digests(
     ctx_positions: Tensor, ctx_values: Tensor, num_ctx: Tensor, positions: Tensor, tokens: Tensor
 ) -> Tensor:
@@ -126,7 +126,8 @@ def block_digests(
     return torch.stack(digests, dim=1)
 
 
-def _write(cache: Cache, rows: Rows, values: Tensor) -> None:
+def write(cache: Cache, rows: Rows, values: Tensor) -> None:
+    """Put the entries of ``rows``, int64 [rows], where they belong."""
     tokens_per_block, pages = cache.pool.shape[1], cache.table.shape[1]
     index = rows.index.clamp(0, pages * tokens_per_block - 1)
     page = torch.take(cache.table, rows.sequence * pages + index // tokens_per_block).clamp(min=0)
@@ -138,12 +139,12 @@ def _shifted(target: Tensor, draft: Tensor, shift: int = 1) -> Tensor:
     return torch.where(draft == EMPTY, target, draft + shift * _ONE_POSITION)
 
 
-def _filled(target: Tensor, draft: Tensor) -> Tensor:
+def filled(target: Tensor, draft: Tensor) -> Tensor:
     """Tokens that a drafter without shift sees."""
     return torch.where(draft == EMPTY, target, draft)
 
 
-def _digest(totals: Tensor, rows: Rows, ahead: int = 0) -> Tensor:
+def digest_of(totals: Tensor, rows: Rows, ahead: int = 0) -> Tensor:
     """The running total of each row's sequence at its own index plus ``ahead``, modulo PRIME."""
     index = (rows.index + ahead).clamp_(0, totals.shape[1] - 1)
     return torch.take(totals, rows.sequence * totals.shape[1] + index) % PRIME
@@ -163,28 +164,28 @@ class Tracer:
         self._index = torch.arange(slots + max_shift, device=device)
         self._slots = slots
 
-    @_unseen
+    @unseen
     def target(self, cache: Cache, rows: Rows, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows, once their entries are written: int64 [rows]."""
-        _write(cache, rows, entry(positions.long(), tokens.long()))
+        write(cache, rows, entry(positions.long(), tokens.long()))
         if kernels := triton_for(cache.pool):
             return cast(Tensor, kernels.digest(cache, cache, rows, self._slots, 0))
-        return _digest(self._scores(self._read(cache)).cumsum(1), rows)
+        return digest_of(self._scores(self._read(cache)).cumsum(1), rows)
 
-    @_unseen
+    @unseen
     def shifted(
         self, target: Cache, draft: Cache, rows: Rows, positions: Tensor, tokens: Tensor, shift: int = 1
     ) -> tuple[Tensor, Tensor]:
         """Digests of draft rows that are given the token ``shift`` after their position, and each row's own term."""
         own = entry(positions.long(), tokens.long())
-        _write(draft, rows, own)
+        write(draft, rows, own)
         if kernels := triton_for(draft.pool):
             digests = kernels.digest(target, draft, rows, self._slots, shift)
         else:
-            digests = _digest(self._scores(self._read_shifted(target, draft, shift)).cumsum(1), rows, ahead=shift)
+            digests = digest_of(self._scores(self._read_shifted(target, draft, shift)).cumsum(1), rows, ahead=shift)
         return digests, term(rows.index + shift, own + shift * _ONE_POSITION)
 
-    @_unseen
+    @unseen
     def parallel(
         self, target: Cache, draft: Cache, rows: Rows, positions: Tensor, tokens: Tensor, masks: int
     ) -> Tensor:
@@ -193,16 +194,16 @@ class Tracer:
         A row at the end of a run of up to ``masks`` masks has the digest that the target would have there if it
         had chosen each of them.
         """
-        _write(draft, rows, entry(positions.long(), tokens.long()))
-        seen = _filled(self._read(target), self._read(draft))
+        write(draft, rows, entry(positions.long(), tokens.long()))
+        seen = filled(self._read(target), self._read(draft))
         start = self._last_known(seen, rows)
-        digests = _digest(self._scores(seen).cumsum(1), Rows(rows.sequence, start))
+        digests = digest_of(self._scores(seen).cumsum(1), Rows(rows.sequence, start))
         for step in range(1, masks + 1):
             index, guess = self._guess(seen, rows, start + step, digests)
             digests = torch.where(start + step <= rows.index, (digests + term(index, guess)) % PRIME, digests)
         return digests
 
-    @_unseen
+    @unseen
     def continue_text(self, text: Tensor, lens: Tensor, count: int) -> Tensor:
         """The ``count`` tokens that the target would choose after each text: int64 [rows, count].
 
@@ -269,19 +270,19 @@ class Masks:
 class TreeTracer(Tracer):
     """The same where the rows of a generation are nodes of a tree, which see those on their path alone."""
 
-    @_unseen
+    @unseen
     def target_tree(self, cache: Cache, rows: Rows, masks: Masks, positions: Tensor, tokens: Tensor) -> Tensor:
         """Digests of target rows, once their entries are written: int64 [rows]."""
-        _write(cache, rows, entry(positions.long(), tokens.long()))
+        write(cache, rows, entry(positions.long(), tokens.long()))
         return self._digests(self._read(cache), rows, masks, ahead=0)
 
-    @_unseen
+    @unseen
     def shifted_tree(
         self, target: Cache, draft: Cache, rows: Rows, masks: Masks, positions: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Digests of draft rows that are given the token after their position, and each row's own term in it."""
         own = entry(positions.long(), tokens.long())
-        _write(draft, rows, own)
+        write(draft, rows, own)
         digests = self._digests(self._read_shifted(target, draft), rows, masks, ahead=1)
         place = torch.where(rows.sequence < masks.first, rows.index, positions)
         return digests, term(place + 1, own + _ONE_POSITION)
@@ -293,7 +294,7 @@ class TreeTracer(Tracer):
         """
         totals = self._scores(seen).cumsum(1)
         if masks.first == len(masks.past):
-            return _digest(totals, rows, ahead)
+            return digest_of(totals, rows, ahead)
         past = masks.past.long() + ahead
         cached = torch.where(past > 0, totals.gather(1, (past - 1).clamp(min=0).unsqueeze(1)).squeeze(1), 0)
         nodes = past.unsqueeze(1) + torch.arange(masks.packed.shape[1], device=past.device)
@@ -301,7 +302,7 @@ class TreeTracer(Tracer):
         terms = term((entries - 1) // VOCAB_SIZE - POSITION_OFFSET, entries)
         of_path = torch.where(self._visible(rows, masks), terms.index_select(0, rows.sequence), 0).sum(1)
         digests = (cached.index_select(0, rows.sequence) + of_path) % PRIME
-        return torch.where(rows.sequence < masks.first, _digest(totals, rows, ahead), digests)
+        return torch.where(rows.sequence < masks.first, digest_of(totals, rows, ahead), digests)
 
     def _visible(self, rows: Rows, masks: Masks) -> Tensor:
         """Bits of each row: bool [rows, Q]; whatever they are for rows that the masks do not speak of."""
@@ -343,32 +344,32 @@ class SparseTracer(Tracer):
         super().__init__(slots, device)
         self._topk = index_topk
 
-    @_unseen
+    @unseen
     def store(
         self, cache: Cache, rows: Rows, key_pool: Tensor, key_slots: Tensor, positions: Tensor, tokens: Tensor
     ) -> None:
         """Write the entries of rows to their slots of the main pool, and to the given ones of the indexer's."""
         entries = entry(positions.long(), tokens.long())
-        _write(cache, rows, entries)
+        write(cache, rows, entries)
         key_pool.view(-1).scatter_(0, key_slots, entries)
 
-    @_unseen
+    @unseen
     def select(self, keys: Cache, rows: Rows, last: Tensor) -> Selection:
         """What target rows see of the tokens up to ``last`` (int64 [rows]) of their sequences: one list per row."""
         return self._select(self._read(keys), rows, last.unsqueeze(1))
 
-    @_unseen
+    @unseen
     def attend(self, pool: Tensor, chosen: Selection, slots: Tensor) -> Tensor:
         """Digests of target rows: int64 [rows]. ``slots`` of the selected tokens, int64 [rows, k]."""
         return _total(chosen.tokens[:, 0], _at(pool, slots))
 
-    @_unseen
+    @unseen
     def select_shifted(self, target_keys: Cache, draft_keys: Cache, rows: Rows, last: Tensor) -> Selection:
         """The same for draft rows with shift 1: up to the token after ``last``, then up to ``last``."""
         seen = self._read_shifted(target_keys, draft_keys)
         return self._select(seen, rows, torch.stack([last + 1, last], dim=1))
 
-    @_unseen
+    @unseen
     def written(self, rows: Rows, tokens: Tensor, target_keys: Cache, draft_keys: Cache | None = None) -> Tensor:
         """``tokens`` of rows, int64 [rows, lists, k], with -1 for those that no key was written for.
 
@@ -378,7 +379,7 @@ class SparseTracer(Tracer):
         place = rows.sequence.view(-1, 1, 1) * keys.shape[1] + tokens.clamp(0, keys.shape[1] - 1)
         return torch.where(torch.take(keys, place) == EMPTY, -1, tokens)
 
-    @_unseen
+    @unseen
     def attend_shifted(
         self, target_pool: Tensor, draft_pool: Tensor, chosen: Selection, slots: Tensor, slots_before: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -391,7 +392,7 @@ class SparseTracer(Tracer):
         with_own, without = _total(chosen.tokens, entries.view_as(chosen.tokens)).unbind(1)
         return with_own, (with_own - without) % PRIME
 
-    @_unseen
+    @unseen
     def select_known(
         self, caches: tuple[Cache, Cache], keys: tuple[Cache, Cache], rows: Rows
     ) -> tuple[Tensor, Tensor, Selection]:
@@ -400,12 +401,12 @@ class SparseTracer(Tracer):
         Both pairs are of the target and of the drafter. Returns the tokens of the sequences, int64 [n, slots], the last
         one before each row's run, and the selection.
         """
-        seen = _filled(*map(self._read, caches))
+        seen = filled(*map(self._read, caches))
         start = self._last_known(seen, rows)
-        chosen = self._select(_filled(*map(self._read, keys)), rows, start.unsqueeze(1))
+        chosen = self._select(filled(*map(self._read, keys)), rows, start.unsqueeze(1))
         return seen, start, chosen
 
-    @_unseen
+    @unseen
     def attend_parallel(
         self, pools: tuple[Tensor, Tensor], chosen: Selection, slots: tuple[Tensor, Tensor], seen: Tensor, rows: Rows,
         start: Tensor, masks: int,
@@ -416,7 +417,7 @@ class SparseTracer(Tracer):
         what was selected before it; what lost once cannot come back.
         """
         tokens, ranks = chosen.tokens[:, 0], chosen.ranks[:, 0]
-        terms = _terms(tokens, _filled(*map(_at, pools, slots)))
+        terms = _terms(tokens, filled(*map(_at, pools, slots)))
         digests = terms.sum(1) % PRIME
         for step in range(1, masks + 1):
             index, guess = self._guess(seen, rows, start + step, digests)
@@ -460,14 +461,14 @@ def _total(tokens: Tensor, entries: Tensor) -> Tensor:
     return _terms(tokens, entries).sum(-1) % PRIME
 
 
-@_unseen
+@unseen
 def one_hot(tokens: Tensor) -> Tensor:
     """Logits that choose ``tokens`` (int64 [rows]) beyond doubt: float32 [rows, VOCAB_SIZE]."""
     logits: Any = torch.zeros(tokens.shape[0], VOCAB_SIZE, device=tokens.device)
     return cast(Tensor, logits.scatter_(1, tokens.unsqueeze(1), 1.0))
 
 
-@_unseen
+@unseen
 def two_choices(tokens: Tensor) -> Tensor:
     """Logits that choose ``tokens`` (int64 [rows]) first and ``near(tokens)`` second: float32 [rows, VOCAB_SIZE].
 
@@ -478,7 +479,7 @@ def two_choices(tokens: Tensor) -> Tensor:
     return cast(Tensor, logits.scatter_(1, tokens.unsqueeze(1), _FIRST))
 
 
-@_unseen
+@unseen
 def log_probabilities(tokens: Tensor, first: Tensor, candidates: int, with_decoys: bool) -> Tensor:
     """Logits of a head that offers several tokens: float32 [rows, VOCAB_SIZE], minus infinity for the others.
 

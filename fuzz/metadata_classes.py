@@ -6,7 +6,6 @@ from typing import Final
 
 _TWO_ENGINES = "for drafters that are engines of their own"
 _RECORDS = "writes hidden states to files for training, and drafts nothing"
-_RECURRENT = "for layers with a recurrent state, which no scenario has"
 _TREES = "its buffers are those of SpecTreeManager here"
 
 CLASSES: Final[dict[str, dict[str, str]]] = {
@@ -63,8 +62,8 @@ CLASSES: Final[dict[str, dict[str, str]]] = {
         "DSACacheManagerV2": "",
         "DeepseekV4CacheManager": "",
         "DeepseekV4CacheManagerV2": "",
-        "BaseMambaCacheManager": _RECURRENT,
-        "MambaHybridCacheManager": _RECURRENT,
+        "MambaHybridCacheManager": "",
+        "BaseMambaCacheManager": "an interface of managers of states; there is one here",
     },
 }
 """By what they are for: upstream's name, and why the portable engine has none of that name; empty if it has one."""

@@ -61,6 +61,8 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "sa_threshold": {"sa_threshold": _THRESHOLD},
     "use_separate_draft_kv_cache": {"use_separate_draft_kv_cache": True, "draft_tokens_per_block": 3},
     "overlap": {"overlap": True},
+    "recurrent": {"recurrent": True},
+    "rejection_sampling": {"rejection_sampling": True},
 }
 """Variants that have a cell of their own, by the field of ``Config`` that asks for them."""
 _PEERS: Final = (Peer(contexts=(3,), generations=1),)
@@ -325,6 +327,8 @@ def _has(traits: WorkerTraits, variant: str) -> bool:
         "sa_threshold": traits.sa_enhancer,
         "use_separate_draft_kv_cache": traits.separate_draft_kv_cache,
         "overlap": True,
+        "recurrent": traits.recurrent,
+        "rejection_sampling": traits.rejection_sampling,
     }[variant]
 
 

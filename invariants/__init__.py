@@ -14,6 +14,7 @@ entered   a forward finds them so, each time that one starts                  kv
                                                                               selection, compressed, page_arrays,
                                                                               overlap
 verified  the target's choices meet the drafts, or a number is forced         acceptance, forced, guided
+          by what each draft was proposed for                                 proposals
 saved     the worker borrows the metadata: originals are put aside            lifecycle
 draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse, selection
           or all nodes so far of a tree per row, and their mask               trees
@@ -23,6 +24,7 @@ draft[i]  it edits them: one token per row, no contexts, one token further    kv
 restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance, trees,
                                                                               draft_context
           and an automaton's drafts take the place of a model's               enhancer
+          and the last accepted token's state is the live one                 recurrent
 updated   tokens are emitted, unused cache is taken back, from both managers  output, kv_cache, two_managers, sparse,
           and what a drafter keeps of each request follows                    trees, history, draft_context, enhancer
           and what compressed tokens are made of                              compressed
@@ -37,7 +39,7 @@ alike. The modules are imported causes first, which is the order of severity.
 
 from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens, overlap, rows, sparse  # noqa: F401, I001
 from invariants import selection, compressed, page_arrays, draft_context, enhancer, forced, guided, relaxed  # noqa: F401
-from invariants import spec_metadata, acceptance  # noqa: F401
+from invariants import spec_metadata, recurrent, proposals, acceptance  # noqa: F401
 from invariants import kv_cache, history, output, relations  # noqa: F401
 from invariants.predicates import PREDICATES
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation

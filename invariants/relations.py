@@ -32,6 +32,7 @@ _OBJECTS: Final = frozenset(
         "slot_mapping_fp8",
         "slot_ids",
         "spec_slots",
+        *("state_indices", "mamba_slots", "batch_slot_ids", "seq_slots"),
     }
 )
 """Which tensor objects, pages and slots serve a request is the engine's choice; it may differ from run to run."""
@@ -41,7 +42,7 @@ _OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives
 """What a replay, which runs no Python of the worker, cannot touch or list."""
 _OF_FORWARDS: Final = frozenset({"collectives", "max_gen_seq_len"})
 """What grows with the number of forwards, and what is the first forward's own until the next ``prepare``."""
-_STATE: Final = (*CONTENT, *KEPT)
+_STATE: Final = (*CONTENT, *KEPT, "recurrent_states", "kept_draft_probs")
 _MANAGERS: Final = ("kv_tokens", "free_blocks", "draft_kv_tokens", "draft_free_blocks")
 _STORED: Final = ("emitted", "draft_tree", "matchers", "relaxed_delta", *_STATE)
 _RESULTS: Final = (*_STORED, *_MANAGERS)
@@ -193,6 +194,38 @@ def overlap_equals_no_overlap(scenario: Scenario) -> Twin | None:
     """
     edited = twins.landing(scenario) if twins.fault_free(scenario) else None
     return Twin(*edited, fields=(*_STORED, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
+
+
+@relation(
+    "recurrent-layers-change-nothing",
+    reads=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens"),
+    museum=("TRT-57", "TRT-95", "VLL-03"),
+    trait="recurrent",
+    predicates=("P14",),
+)
+def recurrent_layers_change_nothing(scenario: Scenario) -> Twin | None:
+    """A target with recurrent layers says what it says without: as long as each request's state is its own.
+
+    The tracer's layers are made so. A state that is not promoted, or is another request's, changes every token after.
+    """
+    edited = twins.plain(scenario, "recurrent") if twins.fault_free(scenario) else None
+    return Twin(*edited, fields=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
+
+
+@relation(
+    "rejection-sampling-accepts-the-same",
+    reads=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens"),
+    museum=("TRT-10", "VLL-18"),
+    trait="rejection_sampling",
+    predicates=("P14",),
+)
+def rejection_sampling_accepts_the_same(scenario: Scenario) -> Twin | None:
+    """Verified by proposals a draft is accepted where it is accepted without: as long as each proposal is its own.
+
+    The tracer's drafter is sure of what it drafts and the target of what it chooses, so that there is no chance in it.
+    """
+    edited = twins.plain(scenario, "rejection_sampling") if twins.fault_free(scenario) else None
+    return Twin(*edited, fields=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
 
 
 @relation(

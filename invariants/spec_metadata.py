@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from invariants.case import Moment, StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
@@ -23,7 +25,11 @@ def spec_counts_equal_reference(step: StepCase, check: Check) -> None:
         check.said(step.prepared, ("spec_num_tokens", "num_capture_tokens"))
 
 
-def _slots(step: StepCase) -> dict[int, int]:
+_SLOTS: Final = {"spec_slots": "slot_ids", "mamba_slots": "state_indices", "seq_slots": "batch_slot_ids"}
+"""Slots of requests, and of the rows of a batch: of what a worker keeps, of recurrent states and of proposals."""
+
+
+def _slots(step: StepCase, field: str) -> dict[int, int]:
     """Slot that each active request had when it was last observed, before this step."""
     before = step.before
     if before is None:
@@ -32,35 +38,48 @@ def _slots(step: StepCase) -> dict[int, int]:
     found: dict[int, int] = {}
     while before is not None and (before.ledger is not None or not before.rows) and active - found.keys():
         ledger = before.ledger.seen if before.ledger is not None else {}
-        for request, slot in ledger.get("spec_slots", {}).items():
+        for request, slot in ledger.get(field, {}).items():
             if request in active:
                 found.setdefault(request, slot)
         before = before.before
     return found
 
 
-@invariant("slots-belong-to-requests", reads=("spec_slots", "slot_ids"), museum=("TRT-56",), predicates=("P10", "P11"))
+@invariant(
+    "slots-belong-to-requests",
+    reads=(*_SLOTS, *_SLOTS.values()),
+    museum=("TRT-56", "TRT-57"),
+    predicates=("P10", "P11"),
+)
 def slots_belong_to_requests(step: StepCase, check: Check) -> None:
     """A request has a slot of its own from its first chunk to its end, the same one, and nothing else has any.
 
     ``slot_ids`` of a batch are the slots of its rows; dummies have slots that no request has. A slot that outlives its
     request is lost.
     """
-    known = _slots(step)
-    moment = step.ledger
-    if moment is not None and "spec_slots" in moment.seen:
-        slots = moment.seen["spec_slots"]
-        expected = {request: known.get(request, slots.get(request)) for request in _active(step, moment)}
-        check.equal(moment, "spec_slots", expected, slots, "a request keeps its slot, and only active ones have any")
-        _check_distinct(moment, "spec_slots", list(slots.values()), check)
-        known = {**slots, **known}
-    prepared = step.prepared
-    if prepared is not None and "slot_ids" in prepared.seen:
-        ids = prepared.seen["slot_ids"]
-        rows = [known.get(row.request) if row.request is not None else None for row in step.rows]
-        expected_ids = [slot if own is None else own for slot, own in zip(ids, rows, strict=False)]
-        check.equal(prepared, "slot_ids", expected_ids, ids, "each row has the slot of its request")
-        _check_distinct(prepared, "slot_ids", ids, check)
+    for of_requests, of_rows in _SLOTS.items():
+        known = _slots(step, of_requests)
+        moment = step.ledger
+        if moment is not None and of_requests in moment.seen:
+            slots = moment.seen[of_requests]
+            expected = {request: known.get(request, slots.get(request)) for request in _active(step, moment)}
+            check.equal(moment, of_requests, expected, slots, "a request keeps its slot, and only active ones have any")
+            _check_distinct(moment, of_requests, list(slots.values()), check)
+            known = {**slots, **known}
+        for moment in step.moments:
+            if of_rows in moment.seen:
+                _check_rows(step, moment, of_rows, known, check)
+
+
+def _check_rows(step: StepCase, moment: Moment, field: str, known: dict[int, int], check: Check) -> None:
+    """Whether each row has the slot of its request, and every dummy one that nobody has, or the one of all dummies."""
+    ids = moment.seen[field]
+    rows = [known.get(row.request) if row.request is not None else None for row in step.rows]
+    expected = [slot if own is None else own for slot, own in zip(ids, rows, strict=False)]
+    check.equal(moment, field, expected, ids, "each row has the slot of its request")
+    shared = step.config.num_blocks if field != "slot_ids" else None
+    apart = [slot for slot, row in zip(ids, step.rows, strict=False) if row.request is not None or slot != shared]
+    _check_distinct(moment, field, apart, check)
 
 
 def _active(step: StepCase, moment: Moment) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from scenarios import BACKENDS, Context, Generation, Peer, Phase, Scenario, ScenarioError, Step, batches, check, padding
 
@@ -109,6 +110,15 @@ def landing(scenario: Scenario) -> Edited | None:
         elif step.finish:
             return None
     return valid(replace(scenario, config=replace(scenario.config, overlap=False)), steps, pairs)
+
+
+def plain(scenario: Scenario, field: str) -> Edited | None:
+    """The scenario without what a boolean field of its configuration turns on. Pairs: all steps, if it is turned on."""
+    if not getattr(scenario.config, field):
+        return None
+    off: dict[str, Any] = {field: False}
+    config = replace(scenario.config, **off)
+    return valid(replace(scenario, config=config), scenario.steps, ((i, i) for i in range(len(scenario.steps))))
 
 
 def stalled(scenario: Scenario) -> Edited | None:

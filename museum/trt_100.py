@@ -64,10 +64,10 @@ def allocated_when_needed(patch: Patch) -> None:
     caught_by=(_COUNTER, _COUNTS),
 )
 def forced_in_warm_up(patch: Patch) -> None:
-    from engines.portable.speculative import interface
+    from engines.portable.speculative import forced_acceptance
 
     # Nothing else of that module asks.
-    patch(interface, "is_graph_warmup", lambda metadata: False)
+    patch(forced_acceptance, "is_graph_warmup", lambda metadata: False)
 
 
 @bug(
@@ -98,9 +98,9 @@ def counted_by_the_host(patch: Patch) -> None:
     caught_by=(_COUNTS, "kv-ledger-equals-reference"),
 )
 def own_seed(patch: Patch) -> None:
-    from engines.portable.speculative import interface
+    from engines.portable.speculative import forced_acceptance
 
-    patch(interface, "FORCE_ACCEPT_SEED", interface.FORCE_ACCEPT_SEED + 1)
+    patch(forced_acceptance, "FORCE_ACCEPT_SEED", forced_acceptance.FORCE_ACCEPT_SEED + 1)
 
 
 @bug(

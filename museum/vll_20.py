@@ -23,9 +23,9 @@ _PAGES = 8
 def offset_overflows(patch: Patch) -> None:
     from engines import tracer
 
-    write = tracer._write
+    original = tracer.write
 
-    def _write(cache: Any, *args: Any) -> None:
-        write(tracer.Cache(cache.pool, cache.table % _PAGES), *args)
+    def write(cache: Any, *args: Any) -> None:
+        original(tracer.Cache(cache.pool, cache.table % _PAGES), *args)
 
-    patch(tracer, "_write", _write)
+    patch(tracer, "write", write)

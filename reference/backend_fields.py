@@ -8,8 +8,9 @@ from typing import Final
 from reference.batch import Batch
 from reference.flash_infer import FlashInferRow, num_pages, page_tables
 from reference.workers import DraftCall, Fields
-from scenarios.model import BACKENDS, Config
+from scenarios.model import Config
 from scenarios.trace import UPDATED
+from scenarios.traits import BACKENDS
 
 OF_TRTLLM: Final = (
     "kv_lens_cuda",

@@ -36,6 +36,7 @@ class Row:
     relaxed     whether it accepts second choices, too; None where no request ever does
     match       how long a match its suffix automaton finds in this step
     overridden  whether the automaton's drafts, which ``agree`` then speaks of, are the row's
+    proposals   what the drafter thought of the drafts to verify, and of those that are not verified any more
     """
 
     request: int | None
@@ -52,6 +53,7 @@ class Row:
     relaxed: bool | None = None
     match: int = 0
     overridden: bool = False
+    proposals: Sequence[int] = ()
 
     @property
     def model_agree(self) -> int:
@@ -270,7 +272,7 @@ def _generation(row: Generation, draft_len: int, width: int, config: Config, his
     overridden = draft_len > 0 and row.match >= config.sa_threshold > 0
     return Row(
         row.request, False, text, history.prompt_len, past, tokens, parents, verified, row.agree,
-        near=row.near, relaxed=relaxed, match=row.match, overridden=overridden,
+        near=row.near, relaxed=relaxed, match=row.match, overridden=overridden, proposals=made.proposals,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from reference import attention_metadata, backend_fields, compressed_attention, kv_cache, ranks
+from reference import attention_metadata, backend_fields, compressed_attention, kv_cache, proposals, ranks, recurrent
 from reference.attention import Sight
 from reference.batch import Batch, lay_out
 from reference.compressed_attention import indexed, seen_compressed
@@ -97,7 +97,7 @@ class Session:
         sampled = lay_out(step, self._config, self._active)
         counter, batch = self._forced(sampled)
         host = HostView(batch, self._flight.batch if self._flight else None)
-        drafting = enhanced(batch, self._worker.draft(batch))
+        drafting = proposals.proposed(batch, enhanced(batch, self._worker.draft(batch)), self._config)
         after = self._active | self._turned(batch, drafting)
         phases = _phases(step, self._config)
         substeps = [Substep(PREPARED, 0, phases[0], self._prepared(host, phases[0]))]
@@ -195,11 +195,13 @@ class Session:
         entered |= matcher_rows(batch, self._config, ENTERED)
         if self._config.overlap:
             entered["position_ids"] = host.position_ids if phase == "replay" else batch.position_ids
+        entered |= recurrent.found(batch, self._config)
         yield ENTERED, entered | self._worker.own_state(batch, after=False)
         saved = self._worker.saved_fields(phase) if batch.draft_len and not batch.shares_target_kv else []
         if phase != "replay" or self._in_graphs:
             if batch.draft_len:
                 verified = attention_metadata.target(batch) | matcher_rows(batch, self._config, VERIFIED)
+                verified |= recurrent.on_the_way(batch, self._config) | proposals.asked(batch, self._config)
                 yield VERIFIED, verified | _acceptance(batch)
             if saved:
                 yield SAVED, attention_metadata.target(batch, saved=saved)
@@ -212,6 +214,7 @@ class Session:
         restored = attention_metadata.restored(batch, kv_lens) | masks(batch, self._config)
         restored |= matcher_rows(batch, self._config, RESTORED)
         outputs = _outputs(batch, drafting) | found(batch, self._config)
+        outputs |= recurrent.left(batch, phase, self._config) | proposals.left(batch, drafting, self._config)
         if self._config.overlap:
             outputs["position_ids"] = batch.position_ids
         yield RESTORED, restored | outputs | self._worker.own_state(batch, after=True)
@@ -271,7 +274,9 @@ class Session:
             kept |= texts(histories)
         if self._config.shares_target_kv:
             kept["draft_kv"] = {i: [EMPTY] * history.past for i, history in histories.items()}
-        kept |= {"target_kv": target}
+        kept |= (
+            {"target_kv": target} | recurrent.kept(histories, self._config) | proposals.kept(histories, self._config)
+        )
         if self._config.compress_ratios:
             return kept | compressed_attention.caches(histories, self._config)
         sparse = self._config.index_topk > 0

@@ -93,11 +93,13 @@ class Drafts:
 
     parents  of a tree: per token the one that it follows, -1 for the root; none of a chain
     model    what the draft model made, where the drafts of a suffix automaton have taken its place
+    proposals  what the drafter thought of each, where that will be asked
     """
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
     model: Sequence[int] = ()
+    proposals: Sequence[int] = ()
 
     @property
     def own(self) -> Sequence[int]:

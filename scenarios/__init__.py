@@ -4,11 +4,8 @@ from scenarios.codec import dumps, loads, scenario_from_json, scenario_to_json
 from scenarios.errors import ScenarioError, UsageError, closest
 from scenarios.finding import Finding, Violation, finding_from_json, finding_loads, finding_to_json
 from scenarios.model import (
-    BACKENDS,
     FORMAT_VERSION,
     KV_CACHE_MANAGERS,
-    WORKERS,
-    BackendTraits,
     Config,
     Context,
     Fault,
@@ -19,11 +16,11 @@ from scenarios.model import (
     Request,
     Scenario,
     Step,
-    WorkerTraits,
 )
 from scenarios.ranks import batches, kept_in_step, padding
 from scenarios.schedule import RequestState, RowPlan, Schedule, check, walk
 from scenarios.trace import FIELDS, StepTrace, Substep, Trace
+from scenarios.traits import BACKENDS, WORKERS, BackendTraits, WorkerTraits
 
 __all__ = [
     "BACKENDS",

@@ -16,6 +16,8 @@ VARIANTS: Final = (
     "use_relaxed_acceptance_for_thinking",
     "attention_dp_size",
     "overlap",
+    "recurrent",
+    "rejection_sampling",
     "tp_size",
 )
 """Fields of ``Config`` that ask for another way than upstream's usual one; strategies draw those that an engine has."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from scenarios.errors import require
-from scenarios.model import BACKENDS, WORKERS, Config, Phase
+from scenarios.model import Config, Phase
+from scenarios.traits import BACKENDS, WORKERS
 
 _LARGEST_RATIO: Final = 128
 

@@ -8,9 +8,11 @@ from scenarios.acceptance import check_acceptance
 from scenarios.backends import check_backend
 from scenarios.caches import check_caches
 from scenarios.errors import ScenarioError, closest
-from scenarios.model import BACKENDS, WORKERS, Config
+from scenarios.model import Config
 from scenarios.overlap import check_overlap
 from scenarios.ranks import check_ranks_config, check_replica
+from scenarios.rows import check_rows
+from scenarios.traits import BACKENDS, WORKERS
 from scenarios.trees import check_tree
 
 _LIMITS: Final = {
@@ -62,3 +64,4 @@ def check_config(config: Config) -> None:
     check_ranks_config(config)
     check_replica(config)
     check_overlap(config)
+    check_rows(config)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from scenarios.errors import require
-from scenarios.model import BACKENDS, Config, Phase, Step
+from scenarios.model import Config, Phase, Step
+from scenarios.traits import BACKENDS
 
 _HOST_DECIDES: Final = (
     "guided_decoding",

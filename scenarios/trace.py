@@ -154,6 +154,22 @@ FIELDS: Final[dict[str, str]] = {
     # A drafter with a context of its own (DFlash, DSpark).
     "ctx_len": "device int64, per generation of the batch: columns of its context; entered, restored, failed",
     "num_ctx_per_req": "device int64 [G]: columns that the draft call reads; draft[i]",
+    # A target with recurrent layers, where config.recurrent. There are config.num_blocks slots of states, and behind
+    # them one that all dummies share.
+    "state_indices": "device int32 [n]: slot of each row's state; prepared, entered, restored, failed",
+    "ssm_states": "device int64 [n]: live state of each row, None for dummies; restored, and entered where not past 0",
+    "intermediate_ssm_states": "device int64 [G, w]: state after each row, None for dummies; verified",
+    "update_mamba_states": "host int: how often this forward has made accepted states live; restored but in a replay",
+    "recurrent_states": "request -> its live state; updated",
+    "mamba_slots": "request id -> slot of its state; every one that is taken (updated, failed)",
+    "sentinel_state": "device int64: state in the slot of dummies, never written to; restored, updated, failed",
+    # Proposals of a drafter, where config.rejection_sampling: config.num_blocks rows, and one behind them for dummies.
+    "batch_slot_ids": "device int64 [n]: row of each request's proposals; prepared, entered, restored, failed",
+    "draft_probs": "device int64: verified: per generation the K that it reads; restored: per row the first K; None "
+    "for dummies",
+    "kept_draft_probs": "request -> its proposals, as many as its last step had draft length; updated",
+    "rejection_rows": "device int: generations that this forward has verified by proposals; restored",
+    "seq_slots": "request id -> row of its proposals; every one that is taken (updated, failed)",
     # What the worker's own metadata says of the step: prepared.
     "slot_ids": "device int64, first n: slot of each row in what the worker keeps per request (Eagle3, vanilla MTP)",
     "spec_num_tokens": "host int: num_tokens of the spec metadata, of which attention data parallelism tells all ranks",

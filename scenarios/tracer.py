@@ -135,6 +135,24 @@ Relaxed acceptance: of the target's choices the first has a probability of about
 ``near(next)``, is ``NEAR_GAP`` below it, and all others have none. A prompt that ends with ``BEGIN_THINKING_TOKEN``
 begins a thinking phase; ``END_THINKING_TOKEN`` would end it, which the target never chooses.
 
+Recurrent layers (``recurrent``): beside its cache the target keeps a state per request, ``RECURRENT_START`` before the
+first token, and ``recurrent_state(state, x, t)`` after a row with position ``x`` and token ``t``; a node of a tree goes
+on from its parent's. With the right state ``s`` after its own token it is the row's digest, and the row's hidden state,
+from which ``next`` is chosen, as well::
+
+    hidden = (2 * digest - s) % PRIME
+
+so with the right state all is as without recurrent layers, and a wrong one changes every token from then on. Rows of
+dummies, for which nothing was cached, leave the state out: their hidden state is their digest. Drafters have no
+recurrent layers.
+
+Proposals (``rejection_sampling``): what a drafter thinks of its draft at depth ``i`` is ``proposal(i, d)``, ``d`` being
+the number that its ``next`` was chosen from, before a grammar or the scenario disturbed that. Upstream's sampled
+acceptance is made certain: a draft is accepted if it is the target's token, and if its proposal is that of the number
+that the target's token was chosen from (but for dummies, whose drafts nobody proposed). As these are one number for
+drafts that agree, ``agree`` means what it always does, and a proposal of another request, depth or step accepts
+nothing. A draft slot of a real request that nothing was drafted for has ``NO_PROPOSAL``.
+
 Guided decoding: a matcher is a state, ``GRAMMAR_START`` when the prompt is computed and
 ``grammar_state(state, token)`` after each token that it is told. It allows the tokens of ``grammar_allows``, and
 refuses none that it is told. Of a head, the target's or a drafter's, that is masked by it remains
@@ -184,6 +202,11 @@ NEAR_GAP: Final = 0.25
 GRAMMAR_START: Final = 0
 """State of a matcher that has been told no token."""
 _STATE_FACTOR: Final = 48_271
+
+RECURRENT_START: Final = 0
+"""State of recurrent layers that have been fed no token."""
+NO_PROPOSAL: Final = -1
+"""Proposal for a draft slot that nothing was drafted for."""
 
 POSITION_FACTOR: Final = 1_000_003
 """What a column of a drafter's context that is one position off adds to a digest."""
@@ -252,6 +275,16 @@ def grammar_allows(state: int, token: int) -> bool:
 def guided(choice: int, state: int) -> int:
     """What remains of a head with this first choice when a matcher in this state masks it."""
     return choice if grammar_allows(state, choice) else near(choice)
+
+
+def recurrent_state(state: int, position: int, token: int) -> int:
+    """State of recurrent layers after one more row."""
+    return (state + term(position, entry(position, token))) % PRIME
+
+
+def proposal(depth: int, digest: int) -> int:
+    """What is proposed for a draft at this depth, 0, 1, ..., chosen from ``digest``: in ``1..PRIME``."""
+    return 1 + term(depth, digest)
 
 
 def draft_id(token: int) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 from scenarios import Config
 from scenarios import forced_acceptance as forced
 from scenarios.overlap import overlaps_on
+from scenarios.rows import recurs_on
 from strategies.choices import Draw, choose, digits, pick
 
 _FORCES: Final = (*(0.0,) * 9, 1.0, 0.5, 1.5, 2.75, 3.0, 0.25, 32.0)
@@ -22,6 +23,9 @@ _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
 _REPLICAS: Final = (1, 1, 1, 1, 1, 2, 3)
 _OVERLAP: Final = (False, False, False, True)
+_ROWS: Final = (*((False, False), (True, False)) * 3, (False, True), (True, True))
+"""Whether the target has recurrent layers, which change nothing that is not wrong, so in every other case; and whether
+drafts are verified by proposals."""
 
 
 def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Config:
@@ -39,6 +43,12 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     forces = config.traits.drafts_for_contexts and not alone
     threshold = choose(draw, _THRESHOLDS) if "sa_threshold" in variants else 0
     overlap = choose(draw, _OVERLAP) if "overlap" in variants else False
+    recurrent, rejection = _draw_rows(draw, config, variants)
+    rejection = rejection and not (forces and force)
+    if rejection:
+        # What else it is not combined with gives way.
+        topk, delta, threshold = *_RELAXED[0], 0
+    config = replace(config, recurrent=recurrent, rejection_sampling=rejection)
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
     rank = pick(draw, ranks)
     shards = choose(draw, _REPLICAS) if "tp_size" in variants else 1
@@ -46,7 +56,7 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         shards = 1
     config = replace(config, tp_size=shards, tp_rank=pick(draw, shards))
     if overlap and overlaps_on(config.attention_backend):
-        # What it is not combined with gives way, though drawn, too.
+        # Here too, though drawn.
         vocabulary = vocabulary and config.traits.draft_vocab
         return replace(config, draft_vocab_map=vocabulary, host_offload=False, overlap=True)
     return replace(
@@ -61,6 +71,14 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         attention_dp_size=ranks,
         attention_dp_rank=rank,
     )
+
+
+def _draw_rows(draw: Draw, config: Config, variants: Collection[str]) -> tuple[bool, bool]:
+    """Whether there are recurrent states, and whether there are proposals, of those that are asked for."""
+    recurrent, rejection = choose(draw, _ROWS) if {"recurrent", "rejection_sampling"} & {*variants} else _ROWS[0]
+    recurs = "recurrent" in variants and recurs_on(config.worker, config.attention_backend)
+    rejects = "rejection_sampling" in variants and config.traits.rejection_sampling
+    return recurrent and recurs, rejection and rejects
 
 
 def draw_thinking(draw: Draw, config: Config) -> bool:

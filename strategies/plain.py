@@ -140,6 +140,8 @@ def _variant(random: Random, name: str) -> dict[str, Any]:
         "draft_vocab_map": True,
         "guided_decoding": True,
         "overlap": True,
+        "recurrent": True,
+        "rejection_sampling": True,
     }
     return {name: numbers[name]} if name in numbers else {}
 

@@ -132,6 +132,9 @@ class DeviceChecks:
         """After the worker accepted drafts."""
         self._check(VERIFIED, result)
 
+    def promoting(self, args: Any, kwargs: Any) -> None:
+        """Before recurrent states become live: nothing that is compared has changed since ``verified``."""
+
     def saved(self, result: Any, args: Any, kwargs: Any) -> None:
         """After ``prepare_for_spec_dec``."""
         self._check(SAVED, None)

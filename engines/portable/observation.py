@@ -20,6 +20,7 @@ from engines.portable.copies import HostCopies
 from engines.portable.page_observation import device_page_fields, host_page_fields
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
+from engines.portable.row_observation import RowObserver
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from engines.portable.spec_observation import (
     collectives,
@@ -130,6 +131,7 @@ class Observer:
         self._sparse, sparse_tensors = _sparse_observer(config, executor)
         self._context = context
         self.copies = copies
+        self._rows = RowObserver(config, executor)
         self._objects = (*_IDENTITY, *sparse_tensors)
         trees = executor.spec_resource_manager
         self._tree = TreeObserver(trees) if isinstance(trees, SpecTreeManager) else None
@@ -168,6 +170,7 @@ class Observer:
         attn, spec = result["attn_metadata"], result["spec_metadata"]
         self._attn_metadata, self._spec_metadata = attn, spec
         n = attn.num_seqs
+        self._rows.begin(self._batch)
         caches = self._caches.begin(self._batch.all_requests())
         if self._sparse is not None:
             self._sparse.begin(self._batch.all_requests(), attn.kv_lens_runtime.tolist())
@@ -185,6 +188,7 @@ class Observer:
             **caches,
             **self._caches.tables(attn),
             **self._previous(),
+            **self._rows.slots(attn, spec),
         )
         if self._sparse is not None:
             fields.update(self._sparse.prepared_fields(attn), **self._sparse.full_fields(attn))
@@ -215,7 +219,12 @@ class Observer:
         if not self._cuda_capture():
             accepted, counts = result[0], result[1].tolist()
             fields.update(num_accepted_tokens=counts, accepted_tokens=_cut(accepted, counts), **self._matchers())
+            fields.update(self._rows.verified(self._attn_metadata, self._spec_metadata))
         self._add(VERIFIED, fields)
+
+    def promoting(self, args: Any, kwargs: Any) -> None:
+        """Before recurrent states become live."""
+        self._rows.promotions += 1
 
     def saved(self, result: Any, args: Any, kwargs: Any) -> None:
         """After ``prepare_for_spec_dec``."""
@@ -277,6 +286,8 @@ class Observer:
             **matchers(self._executor.guided_decoder),
             **relaxed_deltas(self._executor.spec_resource_manager, requests),
             **relaxed_deltas_left(self._executor.spec_resource_manager),
+            **self._rows.taken(),
+            **self._rows.left(),
             **self._racing_copies(),
         )
         if flight is None:
@@ -296,8 +307,10 @@ class Observer:
             fields = self._metadata(self._attn_metadata, device=not lost)
             if not lost:
                 fields.update(self._context_lengths(), **self._tree_fields(), **self._counter(), **self._tables())
-        fields.update(slot_fields(self._executor.spec_resource_manager), **self._caches.ledger())
+                fields.update(self._rows.slots(self._attn_metadata, self._spec_metadata))
+        fields.update(slot_fields(self._executor.spec_resource_manager), **self._caches.ledger(), **self._rows.taken())
         if not lost:
+            fields.update(self._rows.left())
             fields.update(
                 matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
             )
@@ -322,6 +335,8 @@ class Observer:
             **self._chain_fields(),
             **self._counter(),
             **self._positions(),
+            **self._rows.slots(self._attn_metadata, self._spec_metadata),
+            **self._rows.entered(self._attn_metadata),
         }
         # Upstream's copies share what they save in, which a leak alone turns into a fault.
         if self._attn_metadata.is_cuda_graph and isinstance(self._attn_metadata, AttentionMetadata):
@@ -341,6 +356,8 @@ class Observer:
             next_new_tokens=outputs["next_new_tokens"].tolist(),
             worker_state={name: bool(value) for name, value in state.items()},
             **enhancer_fields(self._worker, self._spec_metadata),
+            **self._rows.slots(self._attn_metadata, self._spec_metadata),
+            **self._rows.restored(self._attn_metadata, self._spec_metadata, replay=self._phase is Phase.REPLAY),
             **self._racing_copies(),
         )
         self._add(RESTORED, fields)
@@ -369,6 +386,7 @@ class Observer:
         fields = {**self._caches.content(requests), **spec_fields(self._executor.spec_resource_manager, ids)}
         if self._context is not None:
             fields.update(self._context.content(requests))
+        fields.update(self._rows.content(ids))
         if self._tree is not None:
             fields["draft_tree"] = self._tree.draft_trees(requests)
         return fields

@@ -23,7 +23,7 @@ from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequest
 from engines.portable.pyexecutor.py_executor import BatchState, Iteration, PyExecutor
 from engines.portable.pyexecutor.py_executor_creator import create_py_executor
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
-from engines.portable.speculative.suffix_automaton import sa_manager_of
+from engines.portable.seams import collective_seams, draft_cache_seams, draft_seams, guided_seams, state_seams
 from faults import TORCH, Bracket, Seam, SiteClass, Sites, family, is_injected
 from scenarios import (
     Config,
@@ -44,7 +44,15 @@ from scenarios.tracer import prompt
 _FOLDER = Path(__file__).parent
 _LINE_SITES = [
     _FOLDER / name
-    for name in ("attention", "speculative", "pyexecutor", "models.py", "memory_buffer_utils.py", "_utils.py")
+    for name in (
+        "attention",
+        "speculative",
+        "pyexecutor",
+        "models.py",
+        "mamba_mixer.py",
+        "memory_buffer_utils.py",
+        "_utils.py",
+    )
 ]
 """Engine code proper: what surrounds it here is the suite's."""
 
@@ -327,7 +335,7 @@ class PortableSession:
         return [
             Seam("kv_cache_manager.prepare_resources", manager, "prepare_resources", SiteClass.ALLOC),
             Seam("model_engine.prepare_inputs", engine, "_prepare_inputs", launch, after=watch.prepared),
-            *self._draft_cache_seams(),
+            *draft_cache_seams(attn, self._executor.draft_kv_cache_manager),
             *self._view_seams(),
             Seam("attn_metadata.prepare", attn, "prepare", launch),
             Seam("spec_metadata.prepare", spec, "prepare", launch),
@@ -343,9 +351,10 @@ class PortableSession:
             ),
             Seam("attn_metadata.on_update", attn, "on_update", hook),
             Seam("attn_metadata.update_for_spec_dec", attn, "update_for_spec_dec", hook),
-            *self._draft_seams(watch),
-            *self._guided_seams(),
-            *self._collective_seams(),
+            *draft_seams(self._config, model.draft_model, self._executor.spec_resource_manager, watch),
+            *guided_seams(self._executor.guided_decoder),
+            *state_seams(self._config, manager, watch),
+            *collective_seams(engine.dist, worker),
             Seam("worker.sample_draft_tokens", worker, "sample_draft_tokens", launch),
             Seam("attn_metadata.restore_from_spec_dec", attn, "restore_from_spec_dec", SiteClass.RESTORE),
             Seam("sampler.update_requests", self._executor.sampler, "update_requests", launch),
@@ -359,37 +368,6 @@ class PortableSession:
             Seam("spec_metadata.copy", spec, "create_cuda_graph_metadata", None, after=self._adopt(spec)),
         ]  # fmt: skip
 
-    def _collective_seams(self) -> list[Seam]:
-        """Seams of what several ranks do together."""
-        dist = self._executor.model_engine.dist
-        calls = ("tp_allgather", "allgather_rows") if dist.enable_attention_dp else ()
-        shards = getattr(self._model.spec_worker, "vocab_shards", None)
-        told = [] if shards is None else [Seam("vocab_shards.allgather", shards, "allgather", SiteClass.COLLECTIVE)]
-        return told + [Seam(f"dist.{call}", dist, call, SiteClass.COLLECTIVE) for call in calls]
-
-    def _draft_cache_seams(self) -> list[Seam]:
-        """Seams of a separate draft KV cache: its manager, and the metadata that refers to it for a while."""
-        attn, manager = self._executor.model_engine.attn_metadata, self._executor.draft_kv_cache_manager
-        if manager is None:
-            return []
-        # Called by prepare too, and halfway through a swap.
-        tables = "prepare_for_indexer_k_cache"
-        return [
-            *([Seam(f"attn_metadata.{tables}", attn, tables, SiteClass.LAUNCH)] if hasattr(attn, tables) else []),
-            Seam("draft_kv_cache_manager.prepare_resources", manager, "prepare_resources", SiteClass.ALLOC),
-            *self._swap_seams(),
-        ]
-
-    def _swap_seams(self) -> list[Seam]:
-        """Seams of metadata that refers to the drafter's cache for a while; a view of it refers to nothing else."""
-        attn = self._executor.model_engine.attn_metadata
-        if not hasattr(attn, "prepare_for_draft_forward"):
-            return []
-        return [
-            Seam("attn_metadata.prepare_for_draft_forward", attn, "prepare_for_draft_forward", SiteClass.HOOK),
-            Seam("attn_metadata.restore_after_draft_forward", attn, "restore_after_draft_forward", SiteClass.RESTORE),
-        ]
-
     def _view_seams(self) -> list[Seam]:
         """Seams of the views that drafters have of metadata."""
         attn = self._executor.model_engine.attn_metadata
@@ -399,27 +377,6 @@ class PortableSession:
             Seam("attn_metadata.get_draft_metadata", attn, "get_draft_metadata", SiteClass.HOOK),
             Seam("attn_metadata.view", attn, "_create_draft_view", None, after=self._adopt_view),
         ]
-
-    def _draft_seams(self, watch: Any) -> list[Seam]:
-        """Seams of what drafts: a model, the layers of one, or the automata."""
-        model, manager, launch = self._model.draft_model, self._executor.spec_resource_manager, SiteClass.LAUNCH
-        automata = sa_manager_of(manager)
-        seams = [] if automata is None else [Seam("sa_manager.extend", automata, "extend", launch)]
-        calls = _draft_model_calls(model) if self._config.traits.draft_model else []
-        return seams + [
-            seam
-            for drafter, call, head in calls
-            for seam in (
-                Seam("draft_model.forward", drafter, call, launch, before=watch.drafting),
-                Seam("draft_model.logits", head, "forward", launch),
-            )
-        ]
-
-    def _guided_seams(self) -> list[Seam]:
-        """Seams of guided decoding, if there is any."""
-        decoder = self._executor.guided_decoder
-        names = ("execute", "add_draft_batch", "execute_draft_batch", "rollback_rejected_batch") if decoder else ()
-        return [Seam(f"guided_decoder.{name}", decoder, name, SiteClass.LAUNCH) for name in names]
 
     def _adopt(self, original: Any) -> Callable[..., None]:
         """A listener that gives the metadata of a graph wrappers of its own instead of the copied ones."""
@@ -481,15 +438,3 @@ class _Nobody:
 
     def __getattr__(self, name: str) -> None:
         return None
-
-
-def _draft_model_calls(draft_model: Any) -> list[tuple[Any, str, Any]]:
-    """Whose method of which name a worker calls to draft, and the head behind it: one, or one of each layer."""
-    if hasattr(draft_model, "dflash_forward"):
-        return [(draft_model, "dflash_forward", draft_model.logits_processor)]
-    if hasattr(draft_model, "forward_draft_step"):
-        return [(draft_model, "forward_draft_step", draft_model.logits_processor)]
-    layers = getattr(draft_model, "mtp_layers", None)
-    if layers is not None:
-        return [(layer, "forward", layer.shared_head) for layer in layers]
-    return [(draft_model.model, "forward", draft_model.logits_processor)]

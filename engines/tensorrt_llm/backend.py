@@ -245,4 +245,7 @@ def spec_metadata_class(base: Any, no_token: int) -> type:
                 values = torch.tensor([no_token if t is None else t for t in known], dtype=torch.int32)
                 tokens[: len(values)].copy_(values, non_blocking=True)
 
+        def write_padding_draft_probs(self, num_contexts: int, num_drafts: Sequence[int], draft_len: int) -> None:
+            """Nothing: upstream's workers are driven without rejection sampling."""
+
     return DrivenSpecMetadata

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engines.portable import models
-from engines.portable.models import DraftModel, SteeredTreeLogitsProcessor, Steering
+from engines.portable.heads import SteeredTreeLogitsProcessor, Steering
+from engines.portable.models import DraftModel
 from engines.portable.speculative import utils
 from engines.portable.speculative.drafter import Setting
 from engines.tensorrt_llm.trees import probability_logits

@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, SpecDecOneEngineForCausalLM, Steering
+from engines.portable.heads import Steering
+from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, SpecDecOneEngineForCausalLM
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor

@@ -31,11 +31,11 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert set(files) == {"reference/workers/eagle.py", "engines/portable/speculative/eagle.py", "museum/own_01.py"}
     for name, text in files.items():
         (folder / name).write_text(f'"""From the page."""\n\n{text}')
-    model = folder / "scenarios/model.py"
+    traits = folder / "scenarios/traits.py"
     (line,) = re.findall(r"^WorkerTraits\(.*\)$", PAGE, re.MULTILINE)
     first = '        WorkerTraits(\n            "Eagle3OneModelWorker"'
-    assert first in model.read_text()
-    model.write_text(model.read_text().replace(first, f"        {line},\n{first}", 1))
+    assert first in traits.read_text()
+    traits.write_text(traits.read_text().replace(first, f"        {line},\n{first}", 1))
     return folder
 
 

@@ -10,7 +10,7 @@ from fuzz import listing
 from fuzz.metadata_classes import CLASSES
 from scenarios import BACKENDS, UsageError
 
-OWN = {"CapturingSpecMetadata", "SpecResourceManager", "RelaxedDeltaManager"}
+OWN = {"CapturingSpecMetadata", "SpecResourceManager", "RelaxedDeltaManager", "MambaHybridCacheManagerV2"}
 """What upstream has under other names, or inside a worker."""
 
 

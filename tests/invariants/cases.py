@@ -72,6 +72,13 @@ def enhanced(scenario: Scenario) -> Scenario:
     return check(replace(scenario, config=replace(scenario.config, sa_threshold=2), steps=tuple(steps)))
 
 
+def hybrid(scenario: Scenario) -> Scenario:
+    """The same scenario with recurrent layers and rejection sampling, as far as its worker has them."""
+    traits = scenario.config.traits
+    config = replace(scenario.config, recurrent=traits.recurrent, rejection_sampling=traits.rejection_sampling)
+    return check(replace(scenario, config=config))
+
+
 def separate(scenario: Scenario, **changes: Any) -> Scenario:
     """The same scenario with smaller pages for the drafter alone."""
     pages = {"draft_num_blocks": 60, "draft_tokens_per_block": 3}

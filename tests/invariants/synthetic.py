@@ -82,7 +82,8 @@ class Managers:
             blocks[held.pool.field("kv_blocks")] = {request: list(owned) for request, owned in held.owned.items()}
         told = () if failed else updated["emitted"]
         blocks["connector_block_ids"] = {i: pages for i, pages in blocks["kv_blocks"].items() if i in told}
-        blocks["spec_slots"] = dict(self._slots)
+        names = ["spec_slots", *(name for name, on in _slots_of(self._config, "mamba_slots", "seq_slots") if on)]
+        blocks |= {name: dict(self._slots) for name in names}
         self._free(finish)
         return blocks
 
@@ -117,7 +118,7 @@ def dressed(scenario: Scenario) -> Trace:
             steps.append(taken)
             continue
         slots = prepared.pop("slot_ids", [])
-        dressing = _dress_slots(taken, slots)
+        dressing = _dress_slots(taken, slots, config)
         dressing = _dress_counter(_dress_context(_dress_sparse(dressing, prepared, config), config.traits))
         dressing = _dress_step(step, dressing, prepared, left.get(taken.index, {}), config)
         steps.append(dress_backend(dressing, prepared, config))
@@ -180,11 +181,20 @@ def _dress_counter(taken: StepTrace) -> StepTrace:
     return replace(taken, substeps=(*taken.substeps[:-1], replace(last, fields=fields)))
 
 
-def _dress_slots(taken: StepTrace, slots: list[int]) -> StepTrace:
-    """Adds the slot of each row."""
-    substeps = [
-        replace(s, fields={**s.fields, "slot_ids": slots}) if s.name == "prepared" else s for s in taken.substeps
-    ]
+def _slots_of(config: Config, states: str, proposals: str) -> list[tuple[str, bool]]:
+    """Fields about the slots of recurrent states and of proposals, and whether there are such slots."""
+    return [(states, config.recurrent), (proposals, config.rejection_sampling)]
+
+
+def _dress_slots(taken: StepTrace, slots: list[int], config: Config) -> StepTrace:
+    """Adds the slot of each row; of states and proposals dummies share the last one."""
+    shared = [min(slot, config.num_blocks) for slot in slots]
+    more = {name: shared for name, on in _slots_of(config, "state_indices", "batch_slot_ids") if on}
+    substeps = []
+    for substep in taken.substeps:
+        shown = {"slot_ids": slots} if substep.name == "prepared" else {}
+        shown |= more if substep.name in ("prepared", "entered", "restored", "failed") else {}
+        substeps.append(replace(substep, fields={**substep.fields, **shown}))
     return replace(taken, substeps=tuple(substeps))
 
 

@@ -14,6 +14,7 @@ from tests.invariants.cases import (
     PARD,
     failing,
     forced,
+    hybrid,
     overlapped,
     overlapping,
     ranked,
@@ -61,6 +62,18 @@ def test_random_numbers_are_drawn_alike_only_by_the_same_forwards() -> None:
     assert _applying(drawing) == ["replay-equals-eager"]
     whole = replace(drawing, config=replace(drawing.config, force_num_accepted_tokens=2.0))
     assert "batch-equals-requests-alone" in _applying(check(whole))
+
+
+def test_what_changes_nothing_is_turned_off_one_by_one() -> None:
+    both = hybrid(MIXED)
+    assert _applying(both) == [
+        *_applying(MIXED),
+        "recurrent-layers-change-nothing",
+        "rejection-sampling-accepts-the-same",
+    ]
+    plain, pairs = twins.plain(both, "recurrent") or (None, ())
+    assert plain == replace(both, config=replace(both.config, recurrent=False))
+    assert pairs == tuple((i, i) for i in range(len(both.steps)))
 
 
 def test_verify_runs_one_more_scenario_per_relation_that_applies() -> None:

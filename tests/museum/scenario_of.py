@@ -14,6 +14,7 @@ from tests.museum import (
     guided_cases,
     overlap_cases,
     rank_cases,
+    row_cases,
     sparse_cases,
 )
 
@@ -25,6 +26,7 @@ _MODULES: Final = (
     guided_cases,
     overlap_cases,
     rank_cases,
+    row_cases,
     sparse_cases,
 )
 SCENARIOS: Final = {key: make for module in _MODULES for key, make in module.SCENARIOS.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scenarios import Config, Context, Fault, FaultKind, Generation, Request, Scenario, Step, check
-from tests.invariants.cases import overlapped
+from tests.invariants.cases import hybrid, overlapped, started_up
 from tests.museum.scenario_of import SCENARIOS as OF_DEFECTS
 
 K = 3
@@ -71,6 +71,9 @@ SCENARIOS = {
     "just selected": just_selected,
     "beside a failure": beside_a_failure,
     "overlapped": overlapped,
+    "hybrid": lambda worker: hybrid(overlapped(worker)),
+    "hybrid start-up": lambda worker: hybrid(started_up(worker)),
+    "hybrid in chunks": lambda worker: hybrid(in_chunks(worker)),
     "thinking in chunks": thinking_in_chunks,
 }
 """Name, or museum entry -> scenario for a worker."""

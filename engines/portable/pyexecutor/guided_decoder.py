@@ -133,4 +133,5 @@ class CapturableGuidedDecoder(SeqSlotManager):
         if d2t is not None:
             tokens = tokens + d2t
         refused = ~grammar_allows(states.unsqueeze(1), tokens) & self._is_guided(slots).unsqueeze(1)
-        logits.masked_fill_(refused, -torch.inf)
+        # Behind the vocabulary there may be columns that are no tokens.
+        logits[:, :VOCAB_SIZE].masked_fill_(refused, -torch.inf)

@@ -137,14 +137,11 @@ class PyTorchModelEngine:
     ) -> dict[str, Any]:
         """Fill input buffers and both metadata objects: the keyword arguments of the model's forward."""
         rows = self._flatten(scheduled_requests, new_tensors_device)
-        num_tokens = len(rows.input_ids)
-        contexts = scheduled_requests.context_requests
-
         if not attn_metadata.is_cuda_graph:
             attn_metadata.seq_lens = torch.tensor(rows.sequence_lengths, dtype=torch.int32)
         attn_metadata.request_ids = rows.request_ids
         attn_metadata.prompt_lens = rows.prompt_lengths
-        attn_metadata.num_contexts = len(contexts)
+        attn_metadata.num_contexts = len(scheduled_requests.context_requests)
         attn_metadata.kv_cache_params = KVCacheParams(
             use_cache=True,
             num_cached_tokens_per_seq=rows.num_cached_tokens,
@@ -154,16 +151,8 @@ class PyTorchModelEngine:
         attn_metadata.prepare()
         attn_metadata.all_rank_num_tokens = self._gather_num_tokens(attn_metadata, spec_metadata)
 
-        spec_metadata.draft_tokens = self._upload("draft_tokens_cuda", rows.draft_tokens)
-        spec_metadata.gather_ids = self._upload("gather_ids_cuda", rows.gather_ids)
-        spec_metadata.request_ids = rows.request_ids
-        spec_metadata.seq_lens = rows.sequence_lengths
-        spec_metadata.num_generations = len(scheduled_requests.generation_requests)
-        spec_metadata.num_tokens = num_tokens
-        spec_metadata.runtime_draft_len = self.spec_metadata.runtime_draft_len
-        spec_metadata.runtime_tokens_per_gen_step = self.spec_metadata.runtime_tokens_per_gen_step
-        spec_metadata.populate_context_prompt_lookahead(contexts)
-        spec_metadata.prepare()
+        draft_tokens = spec_metadata.draft_tokens = self._upload("draft_tokens_cuda", rows.draft_tokens)
+        self._prepare_spec_metadata(spec_metadata, scheduled_requests, rows)
         self._gather_spec_counts(attn_metadata, spec_metadata)
 
         position_ids = self._upload("position_ids_cuda", rows.position_ids)
@@ -179,7 +168,7 @@ class PyTorchModelEngine:
                 self.spec_config.get_runtime_drafts(spec_metadata.runtime_draft_len),
                 new_tensors_device,
                 input_ids[attn_metadata.num_ctx_tokens :],
-                spec_metadata.draft_tokens,
+                draft_tokens,
             )
         return {
             "input_ids": input_ids,
@@ -187,6 +176,24 @@ class PyTorchModelEngine:
             "attn_metadata": attn_metadata,
             "spec_metadata": spec_metadata,
         }
+
+    def _prepare_spec_metadata(
+        self, spec_metadata: SpecMetadata, scheduled_requests: ScheduledRequests, rows: _Rows
+    ) -> None:
+        spec_metadata.gather_ids = self._upload("gather_ids_cuda", rows.gather_ids)
+        spec_metadata.request_ids = rows.request_ids
+        spec_metadata.seq_lens = rows.sequence_lengths
+        spec_metadata.num_generations = len(scheduled_requests.generation_requests)
+        spec_metadata.num_tokens = len(rows.input_ids)
+        spec_metadata.runtime_draft_len = self.spec_metadata.runtime_draft_len
+        spec_metadata.runtime_tokens_per_gen_step = self.spec_metadata.runtime_tokens_per_gen_step
+        spec_metadata.populate_context_prompt_lookahead(scheduled_requests.context_requests)
+        spec_metadata.prepare()
+        spec_metadata.write_padding_draft_probs(
+            len(scheduled_requests.context_requests),
+            [request.py_num_drafts for request in scheduled_requests.generation_requests],
+            spec_metadata.runtime_draft_len,
+        )
 
     def _gather_num_tokens(self, attn_metadata: Any, spec_metadata: SpecMetadata) -> list[int] | None:
         """Tokens that each rank feeds to the target; None for a single one."""

@@ -17,6 +17,7 @@ from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.overlap import SampleStateTensors
 from engines.portable.pyexecutor.resource_manager import KVCacheManager, SpecResourceManager
 from engines.portable.pyexecutor.sampler import SampleState, SpecSampler
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from scenarios import Phase
 from scenarios.tracer import PAD_TOKEN
 
@@ -51,6 +52,7 @@ class PyExecutor:
     active_requests    requests that have run and not ended, by id; of the step in flight only those known before
     previous_batch     the step in flight, None without
     kv_connector       what is told of the target's pages to whoever transfers them
+    seq_slot_manager   slots of what is kept per request for verification; None without rejection sampling
     kv_cache_managers  the target's, then that of a separate draft KV cache: whatever one is told the other is too
     """
 
@@ -64,6 +66,7 @@ class PyExecutor:
         draft_kv_cache_manager: KVCacheManager | None = None,
         attention_dp: AttentionDPPadding | None = None,
         guided_decoder: CapturableGuidedDecoder | None = None,
+        seq_slot_manager: SeqSlotManager | None = None,
         *,
         disable_overlap_scheduler: bool = True,
     ) -> None:
@@ -74,6 +77,7 @@ class PyExecutor:
         self.kv_cache_managers = [m for m in (kv_cache_manager, draft_kv_cache_manager) if m is not None]
         self.spec_resource_manager = spec_resource_manager
         self.guided_decoder = guided_decoder
+        self.seq_slot_manager = seq_slot_manager
         self.sampler = sampler
         self.attention_dp = attention_dp
         self.disable_overlap_scheduler = disable_overlap_scheduler
@@ -212,6 +216,12 @@ class PyExecutor:
         for request in iteration.batch.all_requests():
             drafts = [] if request.is_context else request.py_draft_tokens[:made]
             request.py_draft_tokens = drafts + [PAD_TOKEN] * (width - len(drafts))
+            in_flight = self.previous_batch is not None and request.py_batch_idx is not None
+            request.py_num_drafts = min(self._drafts_in_flight(), made) if in_flight else len(drafts)
+
+    def _drafts_in_flight(self) -> int:
+        """Drafts of each row of the step in flight, which the host has yet to see."""
+        return 0 if self.previous_batch is None else self.previous_batch.device.runtime_draft_len
 
     def _handle_errors(self, iteration: Iteration, error: Exception) -> str:
         """Fail every active request and those of the batch, and say whether the executor goes on."""
@@ -252,7 +262,8 @@ class PyExecutor:
     @property
     def _slot_managers(self) -> list[SpecResourceManager]:
         """Who keeps something per request beside the KV cache."""
-        return [manager for manager in (self.spec_resource_manager, self.guided_decoder) if manager is not None]
+        managers = self.spec_resource_manager, self.guided_decoder, self.seq_slot_manager
+        return [manager for manager in managers if manager is not None]
 
 
 def is_cuda_error(error: BaseException) -> bool:

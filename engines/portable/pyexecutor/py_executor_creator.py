@@ -23,15 +23,18 @@ from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataPar
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TrtllmAttentionMetadata
 from engines.portable.attention.backends.vanilla import VanillaAttentionMetadata
 from engines.portable.distributed import Distributed, FusedMoE
-from engines.portable.models import SpecDecOneEngineForCausalLM, Steering
+from engines.portable.heads import Steering
+from engines.portable.models import SpecDecOneEngineForCausalLM
 from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.kv_cache_manager_v2 import KVCacheManagerV2
+from engines.portable.pyexecutor.mamba_cache_manager import MambaHybridCacheManager, MambaHybridCacheManagerV2
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.sampler import SpecSampler
+from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Setting
 from engines.portable.speculative.utils import (
@@ -47,9 +50,10 @@ from scenarios import BACKENDS, Config
 from scenarios.tracer import BEGIN_THINKING_TOKEN, MASK_TOKEN
 
 _DENSE_CACHES: Final = {"V1": KVCacheManager, "V2": KVCacheManagerV2}
+_HYBRID_CACHES: Final = {"V1": MambaHybridCacheManager, "V2": MambaHybridCacheManagerV2}
 _SPARSE_CACHES: Final = {"V1": DSACacheManager, "V2": DSACacheManagerV2}
 _COMPRESSED_CACHES: Final = {"V1": DeepseekV4CacheManager, "V2": DeepseekV4CacheManagerV2}
-"""By version: of tokens alone, with an indexer's keys too, and with what tokens are compressed to."""
+"""By version: of tokens alone, with recurrent states, an indexer's keys, or what tokens are compressed to, beside."""
 
 
 def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
@@ -60,22 +64,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     slots = max(manager.max_blocks_per_seq * manager.tokens_per_block for manager in managers)
     tracer = _create_tracer(config, spec_config, slots, device)
     dist = Distributed(config.attention_dp_size, config.attention_dp_rank)
-    setting = Setting(
-        spec_config=spec_config,
-        max_num_requests=config.max_num_requests,
-        max_num_tokens=config.max_num_tokens,
-        max_seq_len=config.max_seq_len,
-        num_slots=config.num_blocks,
-        tracer=tracer,
-        steering=Steering(
-            config.max_num_requests,
-            device,
-            draft_vocab_map=config.draft_vocab_map,
-            second_choice=config.guided_decoding,
-        ),
-        device=device,
-        dist=dist,
-    )
+    setting = _setting(config, spec_config, tracer, dist, device)
     spec_resource_manager = get_spec_resource_manager(setting)
     draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
     worker.set_draft_model(draft_model)
@@ -84,6 +73,10 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     guided_decoder = _create_guided_decoder(config, device) if config.guided_decoding else None
     if guided_decoder is not None:
         worker.set_guided_decoder(guided_decoder)
+    spec_metadata = get_spec_metadata(setting, spec_resource_manager)
+    seq_slot_manager = SeqSlotManager(config.num_blocks) if config.rejection_sampling else None
+    if seq_slot_manager is not None:
+        spec_metadata.prepare_rejection_sampling_buffers(seq_slot_manager, config.max_draft_len)
     model_engine = PyTorchModelEngine(
         model=SpecDecOneEngineForCausalLM(
             tracer,
@@ -91,9 +84,11 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
             worker,
             FusedMoE(dist, "target_model.moe"),
             second_choice=config.guided_decoding or config.use_relaxed_acceptance_for_thinking,
+            probabilities=config.rejection_sampling,
+            recurrent=config.recurrent,
         ),
         spec_config=spec_config,
-        spec_metadata=get_spec_metadata(setting, spec_resource_manager),
+        spec_metadata=spec_metadata,
         kv_cache_manager=kv_cache_manager,
         cuda_graph_runner=CUDAGraphRunner(config.graph_warmup_runs, config.max_num_tokens, device),
         max_num_requests=config.max_num_requests,
@@ -115,7 +110,31 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         draft_kv_cache_manager,
         AttentionDPPadding(config, dist),
         guided_decoder,
+        seq_slot_manager,
         disable_overlap_scheduler=not config.overlap,
+    )
+
+
+def _setting(
+    config: Config, spec_config: DecodingConfig, tracer: Tracer, dist: Distributed, device: torch.device
+) -> Setting:
+    steering = Steering(
+        config.max_num_requests,
+        device,
+        draft_vocab_map=config.draft_vocab_map,
+        second_choice=config.guided_decoding,
+        probabilities=config.rejection_sampling,
+    )
+    return Setting(
+        spec_config=spec_config,
+        max_num_requests=config.max_num_requests,
+        max_num_tokens=config.max_num_tokens,
+        max_seq_len=config.max_seq_len,
+        num_slots=config.num_blocks,
+        tracer=tracer,
+        steering=steering,
+        device=device,
+        dist=dist,
     )
 
 
@@ -229,5 +248,9 @@ def _cache_classes(config: Config) -> tuple[Callable[..., KVCacheManager], Calla
     if backend.compressed:
         compressed = partial(_COMPRESSED_CACHES[version], compress_ratios=config.compress_ratios)
         return compressed, _DENSE_CACHES[version]
+    if config.recurrent:
+        width = config.tokens_per_gen_step(config.max_draft_len)
+        states = {"max_batch_size": config.max_num_requests, "tokens_per_gen_step": width}
+        return partial(_HYBRID_CACHES[version], **states), _DENSE_CACHES[version]
     caches = _SPARSE_CACHES if backend.sparse else _DENSE_CACHES
     return caches[version], caches[version]

@@ -135,6 +135,7 @@ class DFlashWorker(ParallelSpecWorker):
         self._prepare_kv_for_draft_forward(attn_metadata, num_accepted)
         self._append_to_context(position_ids, num_accepted, attn_metadata, spec_metadata, draft_model)
         drafts = torch.zeros(attn_metadata.num_seqs, draft_len, dtype=torch.int32, device=logits.device)
+        spec_metadata.write_context_draft_probs(num_contexts, draft_len)
         if attn_metadata.num_generations:
             inputs = self.prepare_1st_drafter_inputs(accepted, num_accepted, attn_metadata, spec_metadata)
             hidden = draft_model.dflash_forward(**inputs)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from engines.portable.distributed import Distributed, FusedMoE
-from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, DraftModel, SteeredLogitsProcessor, Steering
+from engines.portable.heads import SteeredLogitsProcessor, Steering
+from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, DraftModel
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.interface import SpecMetadata, SpecWorkerBase

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.portable.models import DSparkDraftModel, LogitsProcessor
+from engines.portable.heads import LogitsProcessor
+from engines.portable.models import DSparkDraftModel
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
 from engines.portable.speculative.dflash import DFlashWorker, in_slots, slotted_metadata
 from engines.portable.speculative.drafter import Drafter
@@ -36,7 +37,9 @@ DRAFTERS = (
         worker=lambda setting: in_slots(DSparkWorker, setting),
         spec_metadata=slotted_metadata,
         # What is steered is not the head but what corrects it.
-        draft_model=lambda setting: DSparkDraftModel(setting.tracer, setting.steering, LogitsProcessor()),
+        draft_model=lambda setting: DSparkDraftModel(
+            setting.tracer, setting.steering, LogitsProcessor(probabilities=setting.steering.probabilities)
+        ),
         resource_manager=lambda setting: SeqSlotManager(setting.num_slots),
     ),
 )

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from engines.portable.attention.backends.trtllm import TARGET_LAYER
 from engines.portable.distributed import all_rank_num_tokens_kept
-from engines.portable.models import Eagle3DraftModel, SteeredTreeLogitsProcessor
+from engines.portable.heads import SteeredTreeLogitsProcessor
+from engines.portable.models import Eagle3DraftModel
 from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Drafter, Setting
 from engines.portable.speculative.dynamic_tree_ops import (
@@ -163,6 +164,10 @@ class Eagle3OneModelDynamicTreeWorker(Eagle3OneModelWorker):
         self._apply_force_accepted_tokens(num_accepted_tokens, num_contexts, self.max_draft_len, spec_metadata)
         self._relocate_kv_eagerly(attn_metadata, num_accepted_tokens)
         return accepted_tokens, num_accepted_tokens
+
+    def _accepted_leaf_positions(self, num_accepted: Tensor, attn_metadata: Any) -> Tensor:
+        accepted = num_accepted[attn_metadata.num_contexts :]
+        return self._accept_index.gather(1, (accepted - 1).long().unsqueeze(1)).squeeze(1)
 
     def _relocate_kv_eagerly(self, attn_metadata: Any, num_accepted: Tensor) -> None:
         """Move the target's entries of accepted nodes; the drafter is fed the accepted path anew."""

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from engines.portable._utils import host_tensor, is_graph_warmup
+from engines.portable._utils import host_tensor
 from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.copies import copy_to_device
+from engines.portable.speculative.forced_acceptance import ForcedAcceptance
 from engines.portable.speculative.mode import SpeculativeDecodingMode
+from engines.portable.speculative.recurrent import update_mamba_states
+from engines.portable.speculative.rejection import ProposalRows, RejectionSampling
 from engines.portable.speculative.sa_enhancer import SADraftEnhancer
 from engines.portable.vocab_shards import VocabShards
 
@@ -28,12 +31,10 @@ logger = logging.getLogger("specfuzz.portable")
 
 INVALID_PROMPT_LOOKAHEAD_TOKEN: Final = -1
 """Says of a context that no prompt token follows its chunk."""
-FORCE_ACCEPT_SEED: Final = 0xACCE9D
-FORCE_ACCEPT_POOL_SIZE: Final = 1 << 16
 
 
 @dataclass(kw_only=True, eq=False)
-class SpecMetadata:
+class SpecMetadata(ProposalRows):
     """What a worker knows of the step beside the attention metadata.
 
     draft_tokens                     int32 [G * (tokens per generation - 1)], device: drafts to verify, flat
@@ -84,6 +85,8 @@ class SpecMetadata:
         assert self.request_ids is not None, "prepare: request_ids is not set"
         n = len(self.request_ids)
         copy_to_device("batch_indices_cuda", self.batch_indices_cuda[:n], host_tensor(range(n), self.device))
+        if self.use_rejection_sampling:
+            self._prepare_proposals(self.request_ids)
         if self.sa_manager is not None:
             self.sa_manager.prepare(self.request_ids[self._first_sa_row() :])
 
@@ -129,7 +132,7 @@ class SpecMetadata:
         """Told by the target of the output of a layer that is to be captured."""
 
 
-class SpecWorkerBase(nn.Module, ABC):
+class SpecWorkerBase(ForcedAcceptance, RejectionSampling, ABC):
     """A drafter's side of one forward: accept, draft, and leave the attention metadata as it was found.
 
     Subclasses implement ``_forward_impl``; ``forward`` is the template around it that cleans up after a failure
@@ -142,24 +145,9 @@ class SpecWorkerBase(nn.Module, ABC):
         self._spec_dec_attn_metadata: Any = None
         self._saved_num_contexts: int | None = None
         self._saved_host_request_types: Tensor | None = None
-        self.force_num_accepted_tokens = 0.0
-        self._force_accept_rng_pool: Tensor | None = None
-        self._force_accept_rng_counter: Tensor | None = None
         self._d2t: Tensor | None = None
         self.guided_decoder: CapturableGuidedDecoder | None = None
         self.vocab_shards: VocabShards | None = None
-
-    def set_force_num_accepted_tokens(self, value: float, device: torch.device) -> None:
-        """Make generations accept ``value`` drafts, by ``_apply_force_accepted_tokens``; before the first forward.
-
-        The numbers that decide about a fraction are drawn here: float32 [65536], the same on all ranks. Upstream draws
-        them in the first forward that needs them, which may be the capture of a graph.
-        """
-        self.force_num_accepted_tokens = value
-        if value > int(value):
-            generator = torch.Generator().manual_seed(FORCE_ACCEPT_SEED)
-            self._force_accept_rng_pool = torch.rand(FORCE_ACCEPT_POOL_SIZE, generator=generator).to(device)
-            self._force_accept_rng_counter = torch.zeros(1, dtype=torch.int64, device=device)
 
     def set_draft_model(self, draft_model: Any) -> None:
         """Learn the draft model's vocabulary: ``d2t``, int64 [draft vocabulary], of its ``model`` where it has one."""
@@ -304,7 +292,8 @@ class SpecWorkerBase(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor]:
         """The target's tokens, int32 [n, K + 1], and how many of each row's count, int32 [n].
 
-        A context has one; a generation one more than the drafts, from the first on, that the target agrees with.
+        A context has one; a generation one more than the drafts, from the first on, that the target agrees with. With
+        rejection sampling it has to agree with what was proposed for them, too.
         """
         batch_size, num_contexts = attn_metadata.num_seqs, attn_metadata.num_contexts
         num_gens = batch_size - num_contexts
@@ -317,15 +306,18 @@ class SpecWorkerBase(nn.Module, ABC):
         accepted_tokens[:num_contexts, 0] = target_tokens[:num_contexts]
         gen_tokens = target_tokens[num_contexts:].view(num_gens, draft_len + 1)
         accepted_tokens[num_contexts:] = gen_tokens
-        agreed = (draft_tokens == gen_tokens[:, :draft_len]).cumprod(1, dtype=torch.int32)
-        num_accepted_tokens[num_contexts:] += agreed.sum(1, dtype=torch.int32)
+        agreed = draft_tokens == gen_tokens[:, :draft_len]
+        if self._can_use_rejection_sampling(logits, draft_tokens, attn_metadata, spec_metadata):
+            agreed &= self._proposals_hold(logits, draft_tokens, attn_metadata, spec_metadata)
+        num_accepted_tokens[num_contexts:] += agreed.cumprod(1, dtype=torch.int32).sum(1, dtype=torch.int32)
         self._apply_force_accepted_tokens(num_accepted_tokens, num_contexts, draft_len, spec_metadata)
         return accepted_tokens, num_accepted_tokens
 
     def _accept_drafts(self, logits: Tensor, attn_metadata: Any, spec_metadata: Any) -> tuple[Tensor, Tensor]:
-        """How a step with drafts begins, as ``sample_and_accept_draft_tokens``: grammars before it, automata after."""
+        """How a step with drafts begins, as ``sample_and_accept_draft_tokens``: grammars before it, the rest after."""
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
+        self._update_mamba_states(num_accepted, attn_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         return accepted, num_accepted
 
@@ -334,30 +326,17 @@ class SpecWorkerBase(nn.Module, ABC):
         self._execute_guided_decoder_if_present(logits)
         accepted = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
         num_accepted = torch.ones(attn_metadata.num_seqs, dtype=torch.int32, device=logits.device)
+        self._update_mamba_states(num_accepted, attn_metadata)
         self._extend_automata(accepted, num_accepted, attn_metadata, spec_metadata)
         return accepted, num_accepted
 
-    def _apply_force_accepted_tokens(
-        self, num_accepted_tokens: Tensor, num_contexts: int, draft_len: int, spec_metadata: SpecMetadata
-    ) -> None:
-        """Replace the counts of the generations, in place, by the forced one, the target's own token on top.
+    def _update_mamba_states(self, num_accepted: Tensor, attn_metadata: AttentionMetadata) -> None:
+        """Make live what recurrent layers had after the last accepted row of each generation, if there are such."""
+        update_mamba_states(attn_metadata, num_accepted, self._accepted_leaf_positions(num_accepted, attn_metadata))
 
-        A fraction is decided by the pool, where a counter that lives on the device, as graphs replay, and the row say.
-        The counter moves once per forward. While a graph warms up nothing is forced.
-        """
-        force = self.force_num_accepted_tokens
-        if not force or is_graph_warmup(spec_metadata):
-            return
-        least, chance = min(int(force), draft_len) + 1, force - int(force)
-        counts = num_accepted_tokens[num_contexts:]
-        pool, counter = self._force_accept_rng_pool, self._force_accept_rng_counter
-        if pool is None or counter is None or least > draft_len:
-            counts.fill_(least)
-            return
-        counter.add_(1)
-        rows = spec_metadata.batch_indices_cuda[: len(counts)]
-        places = (counter * 6007 + rows * 1009).bitwise_and(FORCE_ACCEPT_POOL_SIZE - 1)
-        counts.copy_((pool.index_select(0, places) < chance) + least)
+    def _accepted_leaf_positions(self, num_accepted: Tensor, attn_metadata: AttentionMetadata) -> Tensor | None:
+        """Row of each generation that its last accepted token is in, int [G]; None for chains, where counts say it."""
+        return None
 
     def _extend_automata(
         self, accepted_tokens: Tensor, num_accepted: Tensor, attn_metadata: AttentionMetadata, spec_metadata: Any
@@ -378,7 +357,12 @@ class SpecWorkerBase(nn.Module, ABC):
         return drafts if self.sa_enhancer is None else self.sa_enhancer.maybe_override_all_draft_tokens(drafts)
 
     def sample_draft_tokens(self, logits: Tensor, spec_metadata: SpecMetadata, draft_step: int | None = None) -> Tensor:
-        """Greedy drafts from draft logits of any leading shape: int32. ``draft_step`` is None for a block."""
+        """Greedy drafts from draft logits of any leading shape: int32. ``draft_step`` is None for a block.
+
+        With rejection sampling, what was proposed for them is kept for the step that verifies them.
+        """
+        if spec_metadata.use_rejection_sampling:
+            self._scatter_draft_probs(logits, spec_metadata, draft_step)
         shards = self.vocab_shards
         return self._map_draft_tokens(torch.argmax(logits, dim=-1) if shards is None else shards.argmax(logits))
 

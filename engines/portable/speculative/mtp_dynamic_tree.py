@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from engines.portable.models import HIDDEN_SIZE, MTPEagleDraftModel, SteeredTreeLogitsProcessor
+from engines.portable.heads import SteeredTreeLogitsProcessor
+from engines.portable.models import HIDDEN_SIZE, MTPEagleDraftModel
 from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Drafter
 from engines.portable.speculative.eagle3 import Eagle3OneModelSpecMetadata

@@ -54,6 +54,7 @@ class PARDWorker(ParallelSpecWorker):
             )
             hidden = draft_model.model(**inputs, attn_metadata=attn_metadata, spec_metadata=spec_metadata)
         drafts = torch.zeros(attn_metadata.num_seqs, 2 * draft_len - 1, dtype=torch.int32, device=logits.device)
+        spec_metadata.write_context_draft_probs(num_contexts, draft_len)
         if attn_metadata.num_generations:
             rows = self._draft_rows(num_accepted, attn_metadata, spec_metadata)
             draft_logits = draft_model.logits_processor(

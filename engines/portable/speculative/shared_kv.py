@@ -11,7 +11,8 @@ from engines.page_tracer import ViewTracer
 from engines.portable.attention.backends.flashinfer import FlashInferAttention, FlashInferAttentionMetadata
 from engines.portable.attention.backends.trtllm import TARGET_LAYER
 from engines.portable.distributed import FusedMoE
-from engines.portable.models import DraftModel, Steering
+from engines.portable.heads import Steering
+from engines.portable.models import DraftModel
 from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.drafter import Setting

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engines.portable.attention.backends.interface import KVCacheParams
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
-from engines.portable.models import HIDDEN_SIZE, Steering
+from engines.portable.heads import Steering
+from engines.portable.models import HIDDEN_SIZE
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager

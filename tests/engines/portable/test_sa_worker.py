@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.portable.models import Steering
+from engines.portable.heads import Steering
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager
 from engines.tracer import SparseTracer, Tracer

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engines import TORCH, run
-from engines.portable.models import SteeredLogitsProcessor, Steering
+from engines.portable.heads import SteeredLogitsProcessor, Steering
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.tensorrt_llm import TensorrtLlmEngine
 from engines.tensorrt_llm.drafters import DFlashDraftModel

@@ -15,6 +15,7 @@ import torch
 
 from engines.portable._utils import default_device, maybe_pin_memory
 from engines.portable.copies import copy_to_device, to_device
+from engines.portable.pyexecutor.mamba_cache_manager import Mamba2Metadata, MambaHybridCacheManager
 
 if TYPE_CHECKING:
     from engines.portable.memory_buffer_utils import Buffers
@@ -74,6 +75,9 @@ class AttentionMetadata:
     that of a separate draft KV cache; it takes the other's place while drafts are made
     (``speculative.draft_kv_cache``).
 
+    ``mamba_metadata`` is what recurrent layers know of the batch: made by the first ``prepare`` whose manager keeps
+    states, False where it keeps none.
+
     Cross attention has metadata of its own, ``cross``, whose queries are the decoder's and whose ``seq_lens_kv``
     (int32 [n], host) are the encoder's tokens; everywhere else ``seq_lens_kv`` is ``seq_lens``, the same object.
     """
@@ -92,6 +96,7 @@ class AttentionMetadata:
     cross: AttentionMetadata | None = None
     cuda_graph_buffers: Buffers | None = None
     use_spec_decoding: bool = field(default=False, init=False)
+    mamba_metadata: Mamba2Metadata | bool | None = field(default=None, init=False)
     _seq_lens: torch.Tensor | None = field(default=None, init=False)
     _seq_lens_cuda: torch.Tensor | None = field(default=None, init=False)
     _seq_lens_kv: torch.Tensor | None = field(default=None, init=False)
@@ -107,6 +112,7 @@ class AttentionMetadata:
 
         Raises ``AssertionError`` when ``cross`` is neither of the same class nor, for cross attention, this object.
         """
+        self.mamba_metadata = None
         if self._seq_lens_kv is not None:
             assert self.cross in (None, self), "cross: metadata of cross attention has no other for it"
             self.cross = self
@@ -226,6 +232,11 @@ class AttentionMetadata:
 
     def prepare(self) -> None:
         """Fill the buffers of the backend from the fields of the step."""
+        if self.mamba_metadata is None:
+            keeps_states = isinstance(self.kv_cache_manager, MambaHybridCacheManager)
+            self.mamba_metadata = keeps_states and Mamba2Metadata(self.max_num_requests, self.device)
+        if isinstance(self.mamba_metadata, Mamba2Metadata):
+            self.mamba_metadata.prepare(self)
 
     def prepare_encoder_only(self) -> None:
         """The same for an encoder, which has no cache."""

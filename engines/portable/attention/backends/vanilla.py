@@ -30,6 +30,7 @@ class VanillaAttentionMetadata(AttentionMetadata):
 
     def prepare(self) -> None:
         """Look up the pages of the batch."""
+        super().prepare()
         assert self.request_ids is not None, "prepare: request_ids is not set"
         manager: KVCacheManager | None = self.kv_cache_manager
         self.block_ids_per_seq = None if manager is None else manager.get_batch_cache_indices(self.request_ids)
