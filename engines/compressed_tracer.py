@@ -151,7 +151,8 @@ class CompressedTracer(Tracer):
         for step in range(count):
             token = choose(self.digests(entries, lens + step - 1))
             tokens[:, step] = token
-            place = lens + step
+            # The texts of a graph's dummies run over the last column.
+            place = (lens + step).clamp(max=entries.shape[1] - 1)
             entries.scatter_(1, place.unsqueeze(1), entry(place, token).unsqueeze(1))
         return tokens
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from fuzz.report import place
 from invariants import Verdict, all_invariants
-from scenarios import Config, Context, Finding, Generation, Peer, Scenario, Step, StepTrace, Substep, Violation
+from scenarios import Config, Context, Finding, Generation, Peer, Request, Scenario, Step, StepTrace, Substep, Violation
 
 SCREEN: Final = 16
 """Most lines for the steps of a scenario."""
@@ -59,11 +59,16 @@ def explain(finding: Finding, verdict: Verdict | None, name: str) -> Iterator[Li
         yield from _timeline(violation, verdict)
 
 
+def _prompt(request: Request) -> str:
+    shared = "" if request.prefix_of is None else f", {request.prefix_len} of {request.prefix_of}"
+    return f"{request.id} ({request.prompt_len}{shared}{', thinks' if request.thinking else ''})"
+
+
 def scenario_lines(scenario: Scenario, failing: int | None = None) -> Iterator[Line]:
     """A scenario on at most a screen; the steps around the failing one are kept."""
     yield Line(f"scenario: {_config(scenario.config)}")
     if scenario.requests:
-        prompts = ", ".join(f"{r.id} ({r.prompt_len}{', thinks' if r.thinking else ''})" for r in scenario.requests)
+        prompts = ", ".join(map(_prompt, scenario.requests))
         yield Line(f"  requests (prompt tokens): {prompts}")
     last = len(scenario.steps) if failing is None else failing + 1
     first = max(0, last - SCREEN)

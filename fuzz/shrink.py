@@ -70,7 +70,10 @@ def repair(scenario: Scenario) -> Scenario | None:
     """The scenario without what can not happen in it; None if nothing is left of it."""
     try:
         may_think = scenario.config.use_relaxed_acceptance_for_thinking
-        requests = tuple(replace(request, thinking=request.thinking and may_think) for request in scenario.requests)
+        requests = tuple(
+            replace(r, thinking=r.thinking and may_think, prefix_len=min(r.prefix_len, r.prompt_len))
+            for r in scenario.requests
+        )
         schedule = Schedule(scenario.config, requests)
         steps = []
         for step in scenario.steps:
@@ -131,12 +134,13 @@ def _fits(step: Step, schedule: Schedule) -> bool:
 
 
 def _chunk(row: Context, schedule: Schedule) -> int:
-    """As much of the chunk as there is prompt left; all of it where a prompt is computed in one."""
+    """As much of the chunk as there is prompt left, one token at least; all of it where a prompt is computed in one."""
     state = None if row.request is None else schedule.requests.get(row.request)
     if state is None:
         return row.chunk
     left = max(1, state.prompt_len - state.past)
-    return min(row.chunk, left) if schedule.config.traits.chunked_prefill else left
+    reused = 0 if state.granted or row.request is None else schedule.reuse.found(row.request)
+    return min(max(row.chunk, reused + 1), left) if schedule.config.traits.chunked_prefill else left
 
 
 def _match(row: Generation, config: Config) -> int:
@@ -239,7 +243,10 @@ def _plainer_ids(scenario: Scenario) -> Iterator[Scenario]:
         rows = tuple(replace(g, request=None if g.request is None else ids[g.request]) for g in step.generations)
         return replace(step, contexts=contexts, generations=rows, finish=tuple(ids[r] for r in step.finish))
 
-    requests = tuple(replace(request, id=ids[request.id]) for request in scenario.requests)
+    requests = tuple(
+        replace(r, id=ids[r.id], prefix_of=None if r.prefix_of is None else ids.get(r.prefix_of, r.prefix_of))
+        for r in scenario.requests
+    )
     yield replace(scenario, requests=requests, steps=tuple(map(renamed, scenario.steps)))
 
 
@@ -286,6 +293,7 @@ def _smaller_draft_lens(scenario: Scenario) -> Iterator[Scenario]:
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
     for i, request in enumerate(scenario.requests):
         plainer = [replace(request, thinking=False)] if request.thinking else []
+        plainer += [] if request.prefix_of is None else [replace(request, prefix_of=None, prefix_len=0)]
         plainer += [replace(request, prompt_len=length) for length in _below(request.prompt_len, 1)]
         for shorter in plainer:
             yield replace(scenario, requests=(*scenario.requests[:i], shorter, *scenario.requests[i + 1 :]))

@@ -8,6 +8,7 @@ prepared  lengths, counts, tables and inputs of the batch are written         co
           and tokens that stand for several, and pages as running totals      compressed, page_arrays
           and masks, for trees and chains, and short rows select all          trees, selection
           in pages of whichever manager it refers to                          two_managers
+          and prompts go on from what is known of them                        block_reuse
           and the worker's own metadata, and what all ranks tell each other   spec_metadata, ranks
           as far as the host knows, and what the device is to correct         overlap
 entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context,
@@ -28,6 +29,7 @@ restored  all is given back, but for the KV lengths, which moved on           li
 updated   tokens are emitted, unused cache is taken back, from both managers  output, kv_cache, two_managers, sparse,
           and what a drafter keeps of each request follows                    trees, history, draft_context, enhancer
           and what compressed tokens are made of                              compressed
+          and pages are known by the beginnings that they hold                block_reuse
           and how its drafts are to be judged                                 guided, relaxed
 failed    or it broke off somewhere, and all is given back just the same      lifecycle, kv_lens, kv_cache, trees,
                                                                               draft_context, two_managers, enhancer
@@ -40,7 +42,7 @@ alike. The modules are imported causes first, which is the order of severity.
 from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens, overlap, rows, sparse  # noqa: F401, I001
 from invariants import selection, compressed, page_arrays, draft_context, enhancer, forced, guided, relaxed  # noqa: F401
 from invariants import spec_metadata, recurrent, proposals, acceptance  # noqa: F401
-from invariants import kv_cache, history, output, relations  # noqa: F401
+from invariants import block_reuse, kv_cache, history, output, relations  # noqa: F401
 from invariants.predicates import PREDICATES
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify

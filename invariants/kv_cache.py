@@ -5,9 +5,11 @@ What is said of a manager holds for the target's and, with a separate draft KV c
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Final
 
+from invariants.block_reuse import taken_twice
 from invariants.case import Moment, Row, StepCase
 from invariants.check import Check
 from invariants.pools import Pool, pools
@@ -31,7 +33,7 @@ _COUNTED: Final = (
     "py_rewind_len",
     "py_num_accepted_draft_tokens",
 )
-_SERVED: Final = (*_COUNTED, "emitted", "sa_requests", "relaxed_delta", "relaxed_delta_left")
+_SERVED: Final = (*_COUNTED, "emitted", "sa_requests", "relaxed_delta", "relaxed_delta_left", "connector_num_tokens")
 _TABLES: Final = (
     "kv_cache_block_offsets",
     "draft_kv_cache_block_offsets",
@@ -49,11 +51,12 @@ _TABLES: Final = (
     predicates=("P9", "P11"),
 )
 def kv_ledger_balanced(step: StepCase, check: Check) -> None:
-    """Every token and page of a pool is accounted for: granted, rewound, owned by one request, or free.
+    """Every token and page of a pool is accounted for: granted, rewound, owned, or free.
 
     A generation gains ``1 + width - py_rewind_len`` tokens, a prompt is granted once, whole; pages are
-    ``ceil(tokens / tokens_per_block)``; no page has two owners; owned and free pages are the pool, so when
-    requests finish or fail, or dummies are freed, all of theirs are free again.
+    ``ceil(tokens / tokens_per_block)``; no page has two owners, but for those of a beginning that prompts share;
+    owned and free pages are the pool, so when requests finish or fail, or dummies are freed, all of theirs are free
+    again, shared ones with their last owner.
     """
     # An iteration without rows grants nothing and has nothing to take back.
     if step.ledger is not None and step.rows:
@@ -70,19 +73,23 @@ def _balanced(step: StepCase, moment: Moment, pool: Pool, check: Check) -> None:
     expected = _tokens(step, seen.get("py_rewind_len", {}), of_tokens)
     if expected is not None:
         check.equal(moment, of_tokens, expected, tokens, "what was held, granted and rewound")
-    if of_free in seen:
-        free = pool.num_blocks - sum(map(pool.pages, tokens.values()))
+    shares = step.config.enable_block_reuse
+    if of_free in seen and (of_blocks in seen or not shares):
+        shared = _shared(seen[of_blocks]) if shares else 0
+        free = pool.num_blocks - sum(map(pool.pages, tokens.values())) + shared
         check.equal(moment, of_free, free, seen[of_free], "pages that nobody owns")
     if of_blocks in seen:
         blocks = seen[of_blocks]
         counts = {r: pool.pages(n) for r, n in tokens.items()}
         check.equal(moment, of_blocks, counts, {r: len(b) for r, b in blocks.items()}, "pages that the tokens need")
-        twice = _twice([*chain.from_iterable(blocks.values())])
+        twice = taken_twice(step, pool, blocks.items())
         check.that(not twice, moment, of_blocks, [], twice, f"pages {twice} are owned twice")
 
 
-def _twice(pages: list[int]) -> list[int]:
-    return sorted({page for page in pages if pages.count(page) > 1}) if len(set(pages)) < len(pages) else []
+def _shared(blocks: Mapping[int, Sequence[int]]) -> int:
+    """By how much pages that requests own are more than there are."""
+    owned = [*chain.from_iterable(blocks.values())]
+    return len(owned) - len(set(owned))
 
 
 def _tokens(step: StepCase, rewinds: dict[int, int], field: str) -> dict[int, int] | None:
@@ -100,7 +107,7 @@ def _tokens(step: StepCase, rewinds: dict[int, int], field: str) -> dict[int, in
     for since in {id(s): s for s in (step, step.launched)}.values():
         for row in since.rows if since.index > counted else ():
             if row.request is not None and row.request in step.held:
-                first = row.is_context and row.past == 0
+                first = row.before is None
                 if not first and row.request not in tokens:
                     return None
                 tokens[row.request] = row.granted if first else tokens[row.request] + _grant(row)
@@ -148,11 +155,11 @@ def tables_name_owned_pages(step: StepCase, check: Check) -> None:
 
 
 def _sized(step: StepCase, moment: Moment, pool: Pool, field: str, check: Check) -> None:
-    """As many places as the granted tokens need, none of them twice."""
+    """As many places as the granted tokens need, none of them twice but where prompts share their beginning."""
     tables = moment.seen[field]
     sizes = [pool.pages(row.granted) for row in step.rows]
     check.equal(moment, field, sizes, [len(pages) for pages in tables], "pages that hold the granted tokens")
-    twice = _twice([*chain.from_iterable(tables)])
+    twice = taken_twice(step, pool, zip((row.request for row in step.rows), tables))
     check.that(not twice, moment, field, [], twice, f"pages {twice} belong to two requests")
 
 
@@ -160,8 +167,10 @@ def _owned(step: StepCase, moment: Moment, pool: Pool, field: str, check: Check)
     """The pages that each request owned before and owns after the step, and none of a request that is not here."""
     tables, of_blocks = moment.seen[field], pool.field("kv_blocks")
     owned = _owned_before(step, of_blocks)
-    absent = [*chain.from_iterable(owned[r] for r in owned.keys() - {row.request for row in step.rows})]
-    taken = sorted(set(absent) & {*chain.from_iterable(tables)})
+    present = [row.request for row in step.rows]
+    absent = {r: pages for r, pages in owned.items() if r not in present}
+    named, elsewhere = {*chain.from_iterable(tables)}, {*chain.from_iterable(absent.values())}
+    taken = sorted(named & elsewhere & {*taken_twice(step, pool, [*zip(present, tables), *absent.items()])})
     check.that(not taken, moment, field, [], taken, f"pages {taken} belong to a request that is not in the batch")
     # Under the overlap scheduler the step before takes its drafts back now, and then the next one is granted pages.
     over = step.flying if step.overlaps else step

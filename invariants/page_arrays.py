@@ -8,9 +8,10 @@ what a view has in common with its original must not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, Final
 
+from invariants.block_reuse import taken_twice
 from invariants.case import Moment, StepCase
 from invariants.check import Check
 from invariants.pools import Pool, read_by
@@ -115,17 +116,16 @@ def page_totals_add_up(step: StepCase, check: Check) -> None:
     predicates=("P7", "P9"),
 )
 def page_arrays_name_owned_pages(step: StepCase, check: Check) -> None:
-    """Each row's pages are those of its request in the pool that is read, in order, and no two rows share one.
+    """Each row's pages are those of its request in the pool that is read, in order, and no other row's.
 
-    They are those that the manager names in the same step, as far as it says where they lie, and those that the request
-    owns after the step.
+    But for those of a beginning that prompts share. They are those that the manager names in the same step, as far as
+    it says where they lie, and those that the request owns after the step.
     """
     for moment, _ in _paged(step):
         if _PAGES not in moment.seen:
             continue
         tables, pool = moment.seen[_PAGES], read_by(step.config, moment)
-        listed = list(chain.from_iterable(tables))
-        twice = sorted({page for page in listed if listed.count(page) > 1})
+        twice = taken_twice(step, pool, zip((row.request for row in step.rows), tables))
         check.that(not twice, moment, _PAGES, [], twice, f"pages {twice} belong to two requests")
         granted = _granted(step, pool)
         if granted is not None:

@@ -13,7 +13,7 @@ from invariants import drafting_twins, rank_twins, startup_twins, twins
 from invariants.history import KEPT
 from invariants.kv_cache import CONTENT
 from invariants.registry import Twin, relation
-from scenarios import FIELDS, Phase, Scenario
+from scenarios import FIELDS, Config, Phase, Scenario
 from scenarios.trace import ENTERED
 
 _OBJECTS: Final = frozenset(
@@ -21,6 +21,7 @@ _OBJECTS: Final = frozenset(
         "identity",
         *("kv_blocks", "kv_cache_block_offsets", "block_ids_per_seq", "kv_pool_indices"),
         *("draft_kv_blocks", "draft_kv_cache_block_offsets", "draft_block_ids_per_seq", "draft_kv_pool_indices"),
+        *("known_page_ids", "draft_known_page_ids"),
         "connector_block_ids",
         "block_table",
         "sliding_block_tables",
@@ -43,10 +44,20 @@ _OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives
 _OF_FORWARDS: Final = frozenset({"collectives", "max_gen_seq_len"})
 """What grows with the number of forwards, and what is the first forward's own until the next ``prepare``."""
 _STATE: Final = (*CONTENT, *KEPT, "recurrent_states", "kept_draft_probs")
-_MANAGERS: Final = ("kv_tokens", "free_blocks", "draft_kv_tokens", "draft_free_blocks")
+_TOKENS: Final = ("kv_tokens", "draft_kv_tokens")
+_MANAGERS: Final = (*_TOKENS, "free_blocks", "draft_free_blocks")
+_REUSABLE: Final = frozenset(name for name in FIELDS if "known_" in name or "reclaim_order" in name)
+"""Which pages are known depends on who has been there before."""
 _STORED: Final = ("emitted", "draft_tree", "matchers", "relaxed_delta", *_STATE)
 _RESULTS: Final = (*_STORED, *_MANAGERS)
 _SEEN: Final = tuple(field for field in FIELDS if field not in _OBJECTS)
+
+
+def _results(config: Config) -> tuple[str, ...]:
+    """What a step leaves. With block reuse another order of steps or rows shares other pages, so others are free."""
+    if not config.enable_block_reuse:
+        return _RESULTS
+    return tuple(field for field in _RESULTS if field not in ("free_blocks", "draft_free_blocks"))
 
 
 @relation(
@@ -62,7 +73,7 @@ def next_step_equals_never_failed_twin(scenario: Scenario) -> Twin | None:
     finish in the step before it, or never come.
     """
     edited = twins.never_failed(scenario)
-    return Twin(*edited, ignore=_OBJECTS) if edited else None
+    return Twin(*edited, ignore=_OBJECTS | _REUSABLE) if edited else None
 
 
 @relation(
@@ -124,7 +135,7 @@ def batch_equals_requests_alone(scenario: Scenario) -> Twin | None:
     """A batch gives each of its requests what it gets when it is served alone: text, caches and tokens held."""
     edited = twins.served_alone(scenario) if twins.repeatable(scenario) else None
     # Under the overlap scheduler the managers have granted to whoever comes next, which is another row then.
-    fields = _STORED if scenario.config.overlap else _RESULTS
+    fields = _STORED if scenario.config.overlap else _results(scenario.config)
     return Twin(*edited, fields=fields) if edited else None
 
 
@@ -137,7 +148,8 @@ def batch_equals_requests_alone(scenario: Scenario) -> Twin | None:
 def row_order_does_not_matter(scenario: Scenario) -> Twin | None:
     """Reversing the order of contexts and of generations in every batch changes nothing for any request."""
     edited = twins.reversed_rows(scenario) if twins.repeatable(scenario) else None
-    return Twin(*edited, fields=(*_RESULTS, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
+    fields = (*_results(scenario.config), "py_rewind_len", "py_num_accepted_draft_tokens")
+    return Twin(*edited, fields=fields) if edited else None
 
 
 @relation(
@@ -178,7 +190,7 @@ def cache_layout_does_not_matter(scenario: Scenario) -> Twin | None:
     Issue #18662: with one version of the manager no draft was ever accepted, and all else worked.
     """
     edited = twins.one_manager(scenario) if twins.fault_free(scenario) else None
-    return Twin(*edited, fields=(*_RESULTS, "py_num_accepted_draft_tokens")) if edited else None
+    return Twin(*edited, fields=(*_results(scenario.config), "py_num_accepted_draft_tokens")) if edited else None
 
 
 @relation(
@@ -194,6 +206,22 @@ def overlap_equals_no_overlap(scenario: Scenario) -> Twin | None:
     """
     edited = twins.landing(scenario) if twins.fault_free(scenario) else None
     return Twin(*edited, fields=(*_STORED, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
+
+
+@relation(
+    "block-reuse-equals-no-reuse",
+    reads=(*_STORED, *_TOKENS, "py_rewind_len", "py_num_accepted_draft_tokens"),
+    museum=("TRT-66", "SGL-11"),
+    predicates=("P9", "P14"),
+)
+def block_reuse_equals_no_reuse(scenario: Scenario) -> Twin | None:
+    """A prompt that begins with pages of an earlier one is served as if it were computed whole.
+
+    Text, accepted drafts, caches and tokens held are the same; pages are fewer.
+    """
+    edited = twins.computing_all(scenario) if twins.repeatable(scenario) else None
+    fields = (*_STORED, *_TOKENS, "py_rewind_len", "py_num_accepted_draft_tokens")
+    return Twin(*edited, fields=fields) if edited else None
 
 
 @relation(

@@ -10,7 +10,7 @@ from invariants.case import Row, StepCase
 from invariants.check import Check
 from invariants.lifecycle import LAYOUT
 from invariants.registry import REFERENCE, invariant
-from scenarios import Request, tracer
+from scenarios import Request
 from scenarios.tracer import DUMMY_TOKEN, PAD_TOKEN
 
 _DRAFT_INPUTS: Final = ("input_ids", "position_ids", "hidden_states", "num_ctx_per_req", "draft_all_rank_num_tokens")
@@ -19,7 +19,7 @@ _DRAFT_INPUTS: Final = ("input_ids", "position_ids", "hidden_states", "num_ctx_p
 @lru_cache(maxsize=1024)
 def prompt(seed: int, request: Request) -> tuple[int, ...]:
     """The prompt of a request."""
-    return tuple(tracer.prompt(seed, request.id, request.prompt_len, request.thinking))
+    return tuple(request.prompt(seed))
 
 
 @invariant(

@@ -10,7 +10,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from scenarios import BACKENDS, Context, Generation, Peer, Phase, Scenario, ScenarioError, Step, batches, check, padding
+from scenarios import (
+    BACKENDS,
+    Context,
+    Generation,
+    Peer,
+    Phase,
+    Scenario,
+    ScenarioError,
+    Step,
+    batches,
+    check,
+    padding,
+    walk,
+)
 
 Pairs = tuple[tuple[int, int], ...]
 Edited = tuple[Scenario, Pairs]
@@ -47,7 +60,8 @@ def never_failed(scenario: Scenario) -> Edited | None:
     A served failure ends every request that has started and every one in its batch. Those that had started were
     active in the step before, which served them, so there they finish; those that the failing batch brought in
     are left in the queue. Requests that had not started go on in both scenarios. Pairs: all steps after the
-    first failure.
+    first failure. With block reuse a failure makes nothing be known any more: there is no twin where a request finds
+    other pages for that.
     """
     steps: list[Step] = []
     pairs: list[tuple[int, int]] = []
@@ -67,7 +81,16 @@ def never_failed(scenario: Scenario) -> Edited | None:
         started |= {row.request for row in step.rows if row.request is not None} - ended
         ended |= set(step.finish)
         started -= ended
-    return valid(scenario, steps, pairs)
+    edited = valid(scenario, steps, pairs)
+    return edited if edited and _same_lengths(scenario, *edited) else None
+
+
+def _same_lengths(scenario: Scenario, twin: Scenario, pairs: Pairs) -> bool:
+    """Whether the rows of paired steps have the same lengths."""
+    if not scenario.config.enable_block_reuse:
+        return True
+    given, other = ([rows for _, rows in walk(of)] for of in (scenario, twin))
+    return all(given[i] == other[n] for i, n in pairs)
 
 
 def eager(scenario: Scenario) -> Edited | None:
@@ -165,6 +188,14 @@ def one_manager(scenario: Scenario) -> Edited | None:
     )
     if config == scenario.config:
         return None
+    return valid(replace(scenario, config=config), scenario.steps, ((i, i) for i in range(len(scenario.steps))))
+
+
+def computing_all(scenario: Scenario) -> Edited | None:
+    """The scenario without block reuse: each first chunk is computed whole. Pairs: all steps."""
+    if not scenario.config.enable_block_reuse:
+        return None
+    config = replace(scenario.config, enable_block_reuse=False)
     return valid(replace(scenario, config=config), scenario.steps, ((i, i) for i in range(len(scenario.steps))))
 
 

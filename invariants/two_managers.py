@@ -109,3 +109,17 @@ def connector_knows_owned_pages(step: StepCase, check: Check) -> None:
         blocks, told = moment.seen["kv_blocks"], {*step.active, *moment.seen["connector_block_ids"]}
         blocks = {request: pages for request, pages in blocks.items() if request in told}
         check.equal(moment, "connector_block_ids", blocks, moment.seen["connector_block_ids"], "so says kv_blocks")
+
+
+@invariant(
+    "connector-saves-what-is-committed",
+    reads=("connector_num_tokens", "target_kv"),
+    museum=("VLL-21",),
+    predicates=("P8", "P9"),
+)
+def connector_saves_what_is_committed(step: StepCase, check: Check) -> None:
+    """A connector saves the tokens that are cached for good, not drafts that were fed and not accepted."""
+    moment = step.updated
+    if moment is not None and "connector_num_tokens" in moment.seen and "target_kv" in moment.seen:
+        committed = {request: len(slots) for request, slots in moment.seen["target_kv"].items()}
+        check.equal(moment, "connector_num_tokens", committed, moment.seen["connector_num_tokens"], "cached tokens")

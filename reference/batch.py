@@ -249,7 +249,8 @@ def _context(row: Context, config: Config, histories: Mapping[int, History]) -> 
     else:
         history = histories[row.request]
     past = history.past
-    tokens = history.text.tokens(past, past + row.chunk)
+    # A first chunk counts what it reuses.
+    tokens = history.text.tokens(past, row.chunk + (past if history.started else 0))
     parents = _chain(tokens)
     return Row(row.request, True, history.text, history.prompt_len, past, tokens, parents, 0, row.agree, near=row.near)
 

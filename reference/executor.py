@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from reference import attention_metadata, backend_fields, compressed_attention, kv_cache, proposals, ranks, recurrent
 from reference.attention import Sight
 from reference.batch import Batch, lay_out
+from reference.block_reuse import BlockReuse
 from reference.compressed_attention import indexed, seen_compressed
 from reference.dense_selection import selection
 from reference.enhancer import enhanced, found, texts
@@ -32,7 +33,7 @@ from scenarios.trace import (
     Trace,
     draft,
 )
-from scenarios.tracer import EMPTY, PAD_TOKEN, prompt
+from scenarios.tracer import EMPTY, PAD_TOKEN
 
 
 def trace(scenario: Scenario, *, in_graphs: bool = False) -> Trace:
@@ -76,14 +77,16 @@ class Session:
         self._active: dict[int, History] = {}
         self._flight: Flight | None = None
         """The last step, under the overlap scheduler: its update follows when the next one has been launched."""
+        self._reuse = BlockReuse(config, self._worker) if config.enable_block_reuse else None
         self._steps: list[StepTrace] = []
         for request in requests:
             self.add(request)
 
     def add(self, request: Request) -> None:
         """Queue a request; it runs when a step names it."""
-        tokens = prompt(self._config.seed, request.id, request.prompt_len, request.thinking)
-        text = Text(tokens, sight=Sight.of(self._config), guided=self._config.guided_decoding)
+        text = Text(
+            request.prompt(self._config.seed), sight=Sight.of(self._config), guided=self._config.guided_decoding
+        )
         self._active[request.id] = History(text, request.prompt_len, thinking=request.thinking)
 
     def step(self, step: Step) -> StepTrace:
@@ -94,11 +97,15 @@ class Session:
         """
         if not step.rows:
             return self._idle(step)
+        if self._reuse:
+            self._active |= self._reuse.begin(step, self._active)
         sampled = lay_out(step, self._config, self._active)
         counter, batch = self._forced(sampled)
         host = HostView(batch, self._flight.batch if self._flight else None)
         drafting = proposals.proposed(batch, enhanced(batch, self._worker.draft(batch)), self._config)
         after = self._active | self._turned(batch, drafting)
+        if self._reuse:
+            self._reuse.grant(batch, after)
         phases = _phases(step, self._config)
         substeps = [Substep(PREPARED, 0, phases[0], self._prepared(host, phases[0]))]
         substeps += self._runs((sampled, host), (batch, drafting), counter, phases)
@@ -113,10 +120,12 @@ class Session:
             if overlaps:
                 self._launched(flight)
             else:
-                self._active = _without(after, step.finish)
+                self._active = self._ended(after, step.finish)
         else:
             self._counter = self._counter if self._counter == counter else None
             self._flight, self._active = None, self._survivors(step)
+            if self._reuse:
+                self._reuse.forget()
             substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, host, outcome)))
         failed = step.fault is not None
         seen = tuple(
@@ -142,14 +151,14 @@ class Session:
         """Update the step in flight, if there is one, without launching another."""
         if self._flight is not None:
             self._land(self._flight, _held(self._flight.after))
-            self._active, self._flight = _without(self._active, self._flight.step.finish), None
+            self._active, self._flight = self._ended(self._active, self._flight.step.finish), None
 
     def _launched(self, flight: Flight) -> None:
         """Update the step before: it is over. What it finishes may have a row in ``flight``, which is then wasted."""
         after, before = flight.after, self._flight
         if before is not None:
             self._land(before, _held(after, flight.batch))
-            after = _without(after, before.step.finish)
+            after = self._ended(after, before.step.finish)
         self._active, self._flight = after, replace(flight, after=after)
 
     def _land(self, flight: Flight, held: Mapping[int, int]) -> None:
@@ -256,6 +265,8 @@ class Session:
         batch, after = flight.batch, flight.after
         generations = [row for row in batch.generations if row.request in after]
         started = {i: history for i, history in after.items() if history.started}
+        if self._reuse:
+            self._reuse.update(batch, held)
         fields = self._ledger(held, started) | self._caches(started) | self._owners(held)
         if self._config.traits.tree:
             fields["draft_tree"] = {i: list(history.drafts.parents) for i, history in started.items()}
@@ -264,6 +275,9 @@ class Session:
             "py_rewind_len": {row.request: kv_cache.rewound(row, batch.width) for row in generations},
             "py_num_accepted_draft_tokens": {row.request: len(row.accepted) - 1 for row in generations},
         }
+        if not self._config.overlap:
+            # Drafts that were fed and not accepted are nothing to be saved.
+            fields["connector_num_tokens"] = {i: history.past for i, history in started.items()}
         return Substep(UPDATED, 0, flight.phase, fields | flight.together)
 
     def _caches(self, histories: Mapping[int, History]) -> Fields:
@@ -295,6 +309,8 @@ class Session:
         """What is kept for requests that have started, and for no other; ``held`` KV tokens of each."""
         started = {i: history for i, history in histories.items() if history.started}
         fields = kv_cache.ledgers(held, self._config)
+        if self._reuse:
+            fields |= self._reuse.fields()
         if self._config.use_relaxed_acceptance_for_thinking:
             delta = round(self._config.relaxed_delta, 6)
             deltas = {i: delta if history.is_thinking else 0 for i, history in started.items()}
@@ -318,6 +334,12 @@ class Session:
         failures = sum(taken.outcome != "ok" and not taken.phase.is_startup for taken in self._steps)
         return "tolerated" if failures < self._config.error_budget else "fatal"
 
+    def _ended(self, histories: Mapping[int, History], finished: Collection[int]) -> dict[int, History]:
+        """The requests without those that end, whose pages are released."""
+        if self._reuse:
+            self._reuse.release(finished)
+        return {i: history for i, history in histories.items() if i not in finished}
+
     def _survivors(self, step: Step) -> dict[int, History]:
         """A failure ends every request that has started or was about to; those still queued are left."""
         batch = {row.request for row in step.rows}
@@ -329,10 +351,6 @@ def _held(histories: Mapping[int, History], launched: Batch | None = None) -> di
     flying = {row.request for row in launched.rows} if launched else set()
     started = {i: history for i, history in histories.items() if history.started}
     return {i: history.kv_tokens + (history.turns[-1].rewound if i in flying else 0) for i, history in started.items()}
-
-
-def _without(histories: Mapping[int, History], finished: Collection[int]) -> dict[int, History]:
-    return {i: history for i, history in histories.items() if i not in finished}
 
 
 def _phases(step: Step, config: Config) -> list[str]:

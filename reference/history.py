@@ -129,6 +129,7 @@ class Turn:
 class History:
     """A request: its text, the length of its prompt and the turns it has taken.
 
+    reused    tokens of its prompt that another request has cached for it
     thinking  whether its prompt ends with the token that begins the thinking phase; which lasts until the request ends
     """
 
@@ -136,6 +137,7 @@ class History:
     prompt_len: int
     turns: tuple[Turn, ...] = ()
     thinking: bool = False
+    reused: int = 0
 
     def after(self, turn: Turn, text: Text) -> History:
         """The same request one turn later, with what is its text by then."""
@@ -149,12 +151,17 @@ class History:
     @property
     def past(self) -> int:
         """Tokens in the KV cache (upstream: ``num_cached_tokens_per_seq``)."""
-        return sum(turn.cached for turn in self.turns)
+        return self.reused + sum(turn.cached for turn in self.turns)
 
     @property
     def kv_tokens(self) -> int:
         """KV tokens that it holds."""
         return sum(turn.granted - turn.rewound for turn in self.turns)
+
+    @property
+    def prompt(self) -> list[int]:
+        """What the user has asked."""
+        return self.text.tokens(0, self.prompt_len)
 
     @property
     def said(self) -> list[int]:

@@ -17,8 +17,9 @@ from scenarios.model import (
     Scenario,
     Step,
 )
+from scenarios.plans import RequestState, RowPlan
 from scenarios.ranks import batches, kept_in_step, padding
-from scenarios.schedule import RequestState, RowPlan, Schedule, check, walk
+from scenarios.schedule import Schedule, check, walk
 from scenarios.trace import FIELDS, StepTrace, Substep, Trace
 from scenarios.traits import BACKENDS, WORKERS, BackendTraits, WorkerTraits
 

@@ -16,6 +16,7 @@ VARIANTS: Final = (
     "use_relaxed_acceptance_for_thinking",
     "attention_dp_size",
     "overlap",
+    "enable_block_reuse",
     "recurrent",
     "rejection_sampling",
     "tp_size",

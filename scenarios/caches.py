@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from scenarios.errors import ScenarioError, closest, require
 from scenarios.model import KV_CACHE_MANAGERS, Config
@@ -26,13 +26,19 @@ def check_caches(config: Config) -> None:
             raise ScenarioError(f"config.{name}", problem, "leave it out or set config.use_separate_draft_kv_cache")
 
 
-def pages(config: Config, granted: Collection[int]) -> tuple[int, ...]:
-    """Pages of each pool of ``Config.pools`` that sequences with so many tokens each take."""
-    return tuple(sum(-(-tokens // size) for tokens in granted) for _, size in config.pools)
+def pages(config: Config, granted: Collection[int], shared: Sequence[int] = ()) -> tuple[int, ...]:
+    """Pages of each pool of ``Config.pools`` that sequences with so many tokens each take.
+
+    ``shared``: by how much fewer each pool's are, as some sequences have pages in common.
+    """
+    saved = shared or [0] * len(config.pools)
+    counts = (sum(-(-tokens // size) for tokens in granted) for _, size in config.pools)
+    return tuple(count - fewer for count, fewer in zip(counts, saved))
 
 
-def check_pools(config: Config, granted: Collection[int], field: str) -> None:
+def check_pools(config: Config, granted: Collection[int], field: str, shared: Sequence[int] = ()) -> None:
     """Every manager has the pages for what it is asked to grant (issue #18660: not the target's alone)."""
-    for needed, (blocks, _), name in zip(pages(config, granted), config.pools, ("num_blocks", "draft_num_blocks")):
+    counts = pages(config, granted, shared)
+    for needed, (blocks, _), name in zip(counts, config.pools, ("num_blocks", "draft_num_blocks")):
         problem = f"{needed} KV-cache pages exceed {name} {blocks}"
         require(needed <= blocks, field, problem, f"end requests earlier or raise config.{name}")

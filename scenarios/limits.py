@@ -11,6 +11,7 @@ from scenarios.errors import ScenarioError, closest
 from scenarios.model import Config
 from scenarios.overlap import check_overlap
 from scenarios.ranks import check_ranks_config, check_replica
+from scenarios.reuse import check_reuse
 from scenarios.rows import check_rows
 from scenarios.traits import BACKENDS, WORKERS
 from scenarios.trees import check_tree
@@ -64,4 +65,5 @@ def check_config(config: Config) -> None:
     check_ranks_config(config)
     check_replica(config)
     check_overlap(config)
+    check_reuse(config)
     check_rows(config)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from scenarios import tracer
 from scenarios.traits import BACKENDS, WORKERS, WorkerTraits
 
 FORMAT_VERSION: Final = 1
@@ -96,6 +97,7 @@ class Config:
     tp_size           ranks of tensor parallelism, which run the same rows; the draft head of each has a part of the
                       vocabulary
     tp_rank           which of them this engine is
+    enable_block_reuse  whether a prompt begins with the pages of an earlier one that has the same tokens; see ``reuse``
     attention_dp_size ranks of attention data parallelism, each with requests of its own
     attention_dp_rank which of them this engine is
     """
@@ -136,6 +138,7 @@ class Config:
     stall_copies: bool = False
     tp_size: int = 1
     tp_rank: int = 0
+    enable_block_reuse: bool = False
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:
@@ -193,19 +196,29 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request of a user: its prompt is ``tracer.prompt(seed, id, prompt_len, thinking)``.
+    """A request of a user: its prompt is that of ``tracer.prompt``.
 
-    ``thinking``: its prompt ends with the token that begins a thinking phase, which lasts as long as the request.
+    thinking    its prompt ends with the token that begins a thinking phase, which lasts as long as the request
+    prefix_of   the id whose prompt tokens this prompt begins with, that of a request or not; None for no other's
+    prefix_len  how many of its tokens these are
     """
 
     id: int
     prompt_len: int
     thinking: bool = False
+    prefix_of: int | None = None
+    prefix_len: int = 0
+
+    def prompt(self, seed: int) -> list[int]:
+        """Its prompt."""
+        return tracer.prompt(seed, self.id, self.prompt_len, self.thinking, self.prefix_of, self.prefix_len)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """A context (prefill) row: the next ``chunk`` prompt tokens of ``request``.
+
+    With ``Config.enable_block_reuse`` the first chunk also counts the tokens that are reused, and computes the rest.
 
     ``request`` is None for a dummy, whose whole prompt is the chunk. ``agree`` is how many of the drafts made
     in this step the target will agree with, from the first on (0..draft_len), and ``near`` how many after these are

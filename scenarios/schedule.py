@@ -7,7 +7,7 @@ inside, the codec to check what it reads. It knows lengths only: neither tokens 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from scenarios import forced_acceptance as forced
 from scenarios.acceptance import check_request, check_row, relaxes
@@ -18,67 +18,9 @@ from scenarios.errors import require as _require
 from scenarios.limits import check_config
 from scenarios.model import Config, Context, FaultKind, Generation, Phase, Request, Scenario, Step
 from scenarios.overlap import check_idle
+from scenarios.plans import RequestState, RowPlan
 from scenarios.ranks import check_ranks
-
-
-@dataclass(frozen=True)
-class RowPlan:
-    """Lengths of one row of a step.
-
-    past      tokens cached before the step (upstream: ``num_cached_tokens_per_seq``)
-    query     rows it feeds to the target (upstream: ``seq_lens``)
-    accepted  tokens that the step commits, the target's own included (0 for a non-final chunk)
-    granted   KV tokens granted to the request once the step is prepared; with overlap, what its step in flight will
-              give back is still among them
-    ahead     tokens by which the host takes ``past`` for more: it counts all rows of the step in flight as accepted
-    wasted    its request has ended, as the host will learn while this step is in flight: nothing of it counts
-    """
-
-    request: int | None
-    is_context: bool
-    past: int
-    query: int
-    accepted: int
-    granted: int
-    ahead: int = 0
-    wasted: bool = False
-
-    @property
-    def host_past(self) -> int:
-        """Tokens that the host takes for cached before the step."""
-        return self.past + self.ahead
-
-
-@dataclass
-class RequestState:
-    """Where a real request stands between two steps."""
-
-    prompt_len: int
-    past: int = 0
-    granted: int = 0
-    drafts: int = 0
-    """Drafts that its last step made for it."""
-    agree: int = 0
-    """How many of them the target accepts."""
-    thinking: bool = False
-    active: bool = True
-    ahead: int = 0
-    """With overlap: tokens by which the host takes ``past`` for more, while its last step is in flight."""
-    rewind: int = 0
-    """With overlap: granted tokens that this step will give back."""
-    ending: bool = False
-    """With overlap: it ends when this step is processed."""
-
-    @property
-    def in_context(self) -> bool:
-        """Whether prompt tokens are still to be computed."""
-        return self.past < self.prompt_len
-
-    def land(self) -> None:
-        """The step in flight has been processed."""
-        self.granted -= self.rewind
-        self.active = self.active and not self.ending
-        self.ahead, self.rewind, self.ending = 0, 0, False
+from scenarios.reuse import Reuse, check_prefix
 
 
 class Schedule:
@@ -87,7 +29,8 @@ class Schedule:
     ``requests`` maps the id of each request that has entered to its ``RequestState``; ``graphs`` holds the
     (batch size, draft length) pairs captured so far; ``over`` says that a fatal failure ended the run; ``counter``
     is how far forced acceptance has walked through its pool, None once a failed step may have moved it or not.
-    ``in_flight``, with overlap, says that the host has yet to process the last step.
+    ``in_flight``, with overlap, says that the host has yet to process the last step. ``reuse`` knows which pages may be
+    reused.
     """
 
     def __init__(self, config: Config, requests: tuple[Request, ...] = ()) -> None:
@@ -100,6 +43,7 @@ class Schedule:
         self.serving = False
         self.over = False
         self.in_flight = False
+        self.reuse = Reuse(config)
         for i, request in enumerate(requests):
             self.add(request, f"requests[{i}]")
 
@@ -130,6 +74,8 @@ class Schedule:
             "shorten the prompt or raise config.max_seq_len",
         )
         check_request(self.config, request, field)
+        check_prefix(request, field)
+        self.reuse.add(request)
         self.requests[request.id] = RequestState(request.prompt_len, thinking=request.thinking)
 
     def fork(self) -> Schedule:
@@ -138,7 +84,7 @@ class Schedule:
         other.requests = {i: RequestState(**vars(s)) for i, s in self.requests.items()}
         other.graphs = set(self.graphs)
         other.failures, other.serving, other.over = self.failures, self.serving, self.over
-        other.counter, other.in_flight = self.counter, self.in_flight
+        other.counter, other.in_flight, other.reuse = self.counter, self.in_flight, self.reuse.fork()
         return other
 
     @property
@@ -154,7 +100,7 @@ class Schedule:
     @property
     def blocks_in_use(self) -> tuple[int, ...]:
         """Pages held by active requests between two steps, in each pool of ``Config.pools``."""
-        return pages(self.config, [s.granted for s in self.requests.values() if s.active])
+        return pages(self.config, [s.granted for s in self.requests.values() if s.active], self.reuse.shared())
 
     def draft_width(self, draft_len: int) -> int:
         """Draft slots of a generation row (upstream: length of ``py_draft_tokens``)."""
@@ -171,6 +117,9 @@ class Schedule:
         """Let a request end with the last step; with overlap, when that has been processed."""
         state = self.requests[request]
         state.active, state.ending = self.in_flight, self.in_flight
+        self.reuse.ends(request)
+        if not self.in_flight:
+            self.reuse.land()
 
     def plan(self, step: Step, field: str = "step") -> list[RowPlan]:
         """Lengths of the rows of ``step`` if it came next; raise ``ScenarioError`` if it could not."""
@@ -215,22 +164,36 @@ class Schedule:
             return rows
         if step.phase is Phase.CAPTURE:
             self.graphs.add((len(rows), step.draft_len))
-        for plan in rows:
-            if plan.request is not None:
-                self.requests[plan.request].granted = plan.granted
+        self._grant(rows)
         self._land()
         self.in_flight = self.config.overlap and self.serving and bool(rows)
         for row, plan in zip(step.rows, rows, strict=True):
             if plan.request is not None and not plan.wasted:
                 self._move(self.requests[plan.request], row, plan, step.draft_len)
+        if not self.in_flight:
+            self.reuse.land()
         for request in step.finish:
             self.end(request)
         return rows
 
+    def _grant(self, rows: list[RowPlan]) -> None:
+        """Let the requests of a step have what it is granted."""
+        for plan in rows:
+            if plan.request is not None:
+                self.requests[plan.request].granted = plan.granted
+        if not self.reuse.enabled:
+            return
+        self.reuse.claim(rows)
+        dummies = [plan.granted for plan in rows if plan.request is None]
+        held = [s.granted for s in self.requests.values() if s.active]
+        self.reuse.take(pages(self.config, [*held, *dummies], self.reuse.shared()))
+
     def _move(self, state: RequestState, row: Context | Generation, plan: RowPlan, draft_len: int) -> None:
         """What the step has made of a request."""
         if plan.is_context:
-            state.past += plan.query
+            state.past = plan.past + plan.query
+            if plan.accepted and plan.request is not None:
+                self.reuse.computed(plan.request)
             made = draft_len if self.config.traits.drafts_for_contexts else 0
         else:
             state.past += plan.accepted
@@ -249,6 +212,7 @@ class Schedule:
         """What was in flight has been processed."""
         for state in self.requests.values():
             state.land()
+        self.reuse.land()
 
     def _fail(self, step: Step) -> None:
         """What was in flight is lost, as every request in it has failed."""
@@ -258,6 +222,7 @@ class Schedule:
             self.over = True
         elif step.phase is not Phase.WARMUP:
             self.failures += 1
+            self.reuse.forget()
             for state in self.requests.values():
                 state.land()
                 # Upstream fails every active request; those still queued without a page are not active yet.
@@ -315,7 +280,15 @@ class Schedule:
         )
         first_grant = state.prompt_len + config.num_extra_kv_tokens + self.context_width(step.draft_len)
         accepted, granted = int(row.chunk == left), state.granted or first_grant
-        return RowPlan(row.request, True, state.past, row.chunk, accepted, granted, wasted=state.ending)
+        reused = self.reuse.found(row.request) if state.granted == 0 else 0
+        _require(
+            row.chunk > reused,
+            f"{field}.chunk",
+            f"the first {reused} tokens of request {row.request} are reused, and {row.chunk} leaves none to compute",
+            f"write {reused + 1} or more",
+        )
+        past, query = state.past + reused, row.chunk - reused
+        return RowPlan(row.request, True, past, query, accepted, granted, wasted=state.ending, reused=reused)
 
     def _plan_generation(self, step: Step, row: Generation, field: str) -> RowPlan:
         config, k = self.config, step.draft_len
@@ -434,7 +407,9 @@ class Schedule:
                     "end the request earlier or raise config.max_seq_len",
                 )
         held = [s.granted for r, s in self.requests.items() if s.active and r not in seen]
-        check_pools(config, (*held, *(r.granted for r in rows)), field)
+        trial = self.reuse.fork()
+        trial.claim(rows)
+        check_pools(config, (*held, *(r.granted for r in rows)), field, trial.shared())
 
     def _check_graph(self, step: Step, field: str) -> None:
         if step.phase in (Phase.CAPTURE, Phase.REPLAY):

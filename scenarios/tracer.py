@@ -302,9 +302,15 @@ def prompt_token(seed: int, request: int, position: int) -> int:
     return choose(term(position, (seed * 8191 + request + 1) * 131_071))
 
 
-def prompt(seed: int, request: int, length: int, thinking: bool = False) -> list[int]:
-    """The prompt of ``request``; the last token of one that thinks begins the thinking phase."""
-    tokens = [prompt_token(seed, request, position) for position in range(length)]
+def prompt(
+    seed: int, request: int, length: int, thinking: bool = False, prefix_of: int | None = None, prefix_len: int = 0
+) -> list[int]:
+    """The prompt of ``request``, its first ``prefix_len`` tokens those of ``prefix_of``, if that is not to think.
+
+    The last token of one that thinks begins the thinking phase.
+    """
+    shared = [] if prefix_of is None else [prompt_token(seed, prefix_of, position) for position in range(prefix_len)]
+    tokens = shared + [prompt_token(seed, request, position) for position in range(len(shared), length)]
     return [*tokens[:-1], BEGIN_THINKING_TOKEN] if thinking else tokens
 
 

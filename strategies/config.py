@@ -15,7 +15,8 @@ from scenarios.trees import most_nodes
 from strategies.acceptance import draw_thinking, draw_variants
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
 from strategies.layout import Room, pages
-from strategies.sizes import least_draft_len, prompt_lens
+from strategies.prefixes import draw_block_reuse, draw_prompt
+from strategies.sizes import least_draft_len
 
 DENSE: Final = ("TRTLLM",)
 """The backend that all workers run on."""
@@ -161,7 +162,8 @@ def _configs(
     if separate and config.traits.separate_draft_kv_cache:
         config = _with_draft_cache(config, choose(draw, _BLOCKS))
     config = _sized_for_backend(draw, config)
-    return draw_variants(draw, _tighten(draw, config, tight) if tight else config, variants)
+    config = draw_variants(draw, _tighten(draw, config, tight) if tight else config, variants)
+    return draw_block_reuse(draw, config) if "enable_block_reuse" in variants else config
 
 
 def _sized_for_backend(draw: Draw, config: Config) -> Config:
@@ -228,13 +230,8 @@ def _requests(
 
 def draw_request(draw: Draw, config: Config, request: int, longest: int) -> Request:
     """The request with this id and a prompt of at most ``longest`` tokens."""
-    prompt_len = draw_prompt_len(draw, config, longest)
-    return Request(id=request, prompt_len=prompt_len, thinking=draw_thinking(draw, config))
-
-
-def draw_prompt_len(draw: Draw, config: Config, longest: int) -> int:
-    """The length of a prompt of at most ``longest`` tokens."""
-    return choose(draw, prompt_lens(config, longest))
+    prompt = draw_prompt(draw, config, request, longest)
+    return Request(id=request, thinking=draw_thinking(draw, config), **prompt)
 
 
 def room_of(strategy: str, config: Config) -> Room:

@@ -200,14 +200,16 @@ def _draw_chunks(
         if request == NEW or not room.admits_context(schedule.requests[request]):
             continue
         state = schedule.requests[request]
-        left = state.prompt_len - state.past
+        reused = 0 if state.granted else schedule.reuse.found(request)
+        begin = state.past + reused
+        left = state.prompt_len - begin
         # The contexts that follow get a token each, if there are enough.
         most = max(1, room.tokens - later) if room.config.traits.chunked_prefill else left
-        chunk = left if most == left else choose(draw, chunk_lens(room.config, state.past, left, most))
+        chunk = left if most == left else choose(draw, chunk_lens(room.config, begin, left, most))
         if not state.granted:
             room.start(state.prompt_len)
         room.take(chunk)
-        chunks.append((request, chunk))
+        chunks.append((request, reused + chunk))
     return chunks
 
 

@@ -140,6 +140,7 @@ def _variant(random: Random, name: str) -> dict[str, Any]:
         "draft_vocab_map": True,
         "guided_decoding": True,
         "overlap": True,
+        "enable_block_reuse": True,
         "recurrent": True,
         "rejection_sampling": True,
     }

@@ -85,7 +85,22 @@ def prompt_lens(config: Config, most: int) -> tuple[int, ...]:
     """
     table = _prompt_lens(config)
     within = table[: bisect_right(table, most)]
-    return within if most > NEAR or within[-1] == most else (*within, most)
+    whole = within if most > NEAR or within[-1] == most else (*within, most)
+    return whole + _last_steps(config, most)
+
+
+@lru_cache(maxsize=1024)
+def _last_steps(config: Config, most: int) -> tuple[int, ...]:
+    """Prompts of a request that feeds its drafts once and then has no room for them, where ``max_seq_len`` is near.
+
+    It is granted pages beyond the longest request there can be, which tables must have columns for.
+    """
+    width = config.tokens_per_gen_step(config.max_draft_len)
+    longest = config.max_seq_len - config.num_extra_kv_tokens
+    last = longest - width
+    if longest > NEAR or not max(1, config.least_history) <= last <= most:
+        return ()
+    return (last,) * 4
 
 
 def chunk_lens(config: Config, past: int, left: int, most: int) -> tuple[int, ...]:

@@ -85,8 +85,12 @@ class CacheObserver:
 
     def connector(self) -> Fields:
         """What a connector was told, of the active requests."""
-        told = self._executor.kv_connector
-        return {"connector_block_ids": {i: told.get_block_ids(i) for i in self._executor.active_requests}}
+        told, requests = self._executor.kv_connector, self._executor.active_requests
+        fields = {"connector_block_ids": {i: told.get_block_ids(i) for i in requests}}
+        if self._config.overlap:
+            # What is told of a step in flight is neither here nor there.
+            return fields
+        return {**fields, "connector_num_tokens": {i: told.get_num_tokens(i) for i in requests}}
 
     def content(self, requests: Iterable[Committed]) -> Fields:
         """Entries of the committed slots of each request, in every pool."""

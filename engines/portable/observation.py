@@ -20,6 +20,7 @@ from engines.portable.copies import HostCopies
 from engines.portable.page_observation import device_page_fields, host_page_fields
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
+from engines.portable.reuse_observation import reusable_fields
 from engines.portable.row_observation import RowObserver
 from engines.portable.sparse_observation import DEVICE_TENSORS, SparseObserver
 from engines.portable.spec_observation import (
@@ -280,6 +281,7 @@ class Observer:
             py_rewind_len={r.py_request_id: r.py_rewind_len for r in generations},
             py_num_accepted_draft_tokens={r.py_request_id: r.py_num_accepted_draft_tokens for r in generations},
             **self._caches.connector(),
+            **reusable_fields(self._executor),
             **(self._content(requests.values()) if flight is None else flight.content),
             **collectives(self._executor.model_engine.dist, self._graph_key),
             **slot_fields(self._executor.spec_resource_manager),
@@ -312,7 +314,9 @@ class Observer:
         if not lost:
             fields.update(self._rows.left())
             fields.update(
-                matchers(self._executor.guided_decoder), **relaxed_deltas_left(self._executor.spec_resource_manager)
+                **matchers(self._executor.guided_decoder),
+                **relaxed_deltas_left(self._executor.spec_resource_manager),
+                **reusable_fields(self._executor),
             )
         fields.update(self._racing_copies())
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))

@@ -39,7 +39,6 @@ from scenarios import (
     UsageError,
     batches,
 )
-from scenarios.tracer import prompt
 
 _FOLDER = Path(__file__).parent
 _LINE_SITES = [
@@ -256,8 +255,7 @@ class PortableSession:
         return _LINE_SITES, _FOLDER.parent.parent
 
     def _llm_request(self, request: Request) -> LlmRequest:
-        seed = self._config.seed
-        return LlmRequest(request.id, prompt(seed, request.id, request.prompt_len, request.thinking))
+        return LlmRequest(request.id, request.prompt(self._config.seed))
 
     def _iteration(self, step: Step) -> tuple[Iteration, list[Context | Generation]]:
         """The step as the executor runs it, and its rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Any, Final
 
 from torch import Tensor
@@ -35,15 +36,20 @@ class SparseObserver:
 
     def __init__(self, kv_cache_managers: Sequence[KVCacheManager]) -> None:
         self._managers = kv_cache_managers
-        self._owners: list[dict[int, tuple[int, int]]] = []
+        self._owners: list[dict[int, dict[int, int]]] = []
         self._pages: list[list[int]] = []
+        self._kv_lens: Sequence[int] = ()
 
     def begin(self, batch: Sequence[LlmRequest], kv_lens: Sequence[int]) -> None:
-        """Remember which row owns which pages, and how many of them its KV length takes."""
-        self._owners, self._pages = [], []
+        """Remember which rows own which pages, and how many of them each KV length takes."""
+        self._owners, self._pages, self._kv_lens = [], [], kv_lens
         for manager in self._managers:
             owned = [manager.get_memory_pool_indices(request.py_request_id) for request in batch]
-            self._owners.append({p: (row, place) for row, pages in enumerate(owned) for place, p in enumerate(pages)})
+            places: dict[int, dict[int, int]] = {}
+            for row, pages in enumerate(owned):
+                for place, page in enumerate(pages):
+                    places.setdefault(page, {})[row] = place
+            self._owners.append(places)
             self._pages.append([-(-kv // manager.tokens_per_block) for kv in kv_lens])
 
     def host_fields(self, attn: Any) -> dict[str, Any]:
@@ -88,7 +94,10 @@ class SparseObserver:
         """Where all keys of the contexts are, the cached ones too."""
         if not _is_portable(attn) or not attn.num_contexts:
             return {}
-        return {"fullkv_owners": self._owners_of_data(attn, attn.slot_mapping_fp8_fullkv)}
+        manager = self._indexer(self._referred(attn))
+        ratio = manager.tokens_per_block // manager.index_tokens_per_block
+        rows = [row for row, kv in enumerate(self._kv_lens[: attn.num_contexts]) for _ in range(kv // ratio)]
+        return {"fullkv_owners": self._owners_of_data(attn, attn.slot_mapping_fp8_fullkv, rows)}
 
     def expanded_fields(self, attn: Any, *, of_target: bool) -> dict[str, Any]:
         """What is repeated for each row of a generation, where it is; pages where a drafter reads them so too."""
@@ -103,10 +112,12 @@ class SparseObserver:
             fields["block_table_expanded"] = [row[:n] for row, n in zip(table, used)]
         return fields
 
-    def _owners_of_data(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
+    def _owners_of_data(self, attn: Any, byte_offsets: Tensor, rows: Sequence[int] = ()) -> list[list[int]]:
+        """Whose each slot is; where it is shared, of the one of ``rows`` if that is an owner."""
         referred = self._referred(attn)
         slots = self._indexer(referred).get_indexer_slots(byte_offsets)
-        return [self._owner(referred, slot) for slot in slots.tolist()]
+        wanted = chain(rows, repeat(None))
+        return [self._owner(referred, slot, row) for slot, row in zip(slots.tolist(), wanted)]
 
     def _owners_of_scales(self, attn: Any, byte_offsets: Tensor) -> list[list[int]]:
         referred = self._referred(attn)
@@ -119,12 +130,14 @@ class SparseObserver:
             owners.append(self._owner(referred, page * manager.tokens_per_block + offset) if inside else [-1, -1])
         return owners
 
-    def _owner(self, referred: int, slot: int) -> list[int]:
+    def _owner(self, referred: int, slot: int, wanted: int | None = None) -> list[int]:
         manager = self._indexer(referred)
         page, offset = divmod(slot, manager.tokens_per_block)
         if page not in self._owners[referred]:
             return [-1, -1]
-        row, place = self._owners[referred][page]
+        places = self._owners[referred][page]
+        row = wanted if wanted in places else next(iter(places))
+        place = places[row]
         return [row, place * manager.index_tokens_per_block + offset]
 
     def _indexer(self, referred: int) -> DSACacheManager:

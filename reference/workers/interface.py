@@ -70,6 +70,7 @@ class SpecWorker(ABC):
     returns_kv_lens   it puts ``kv_lens_cuda`` back itself, whether its forward succeeds or fails
     tells_sequences   its metadata has the counts of later draft calls (upstream: ``subseq_all_rank_num_tokens``)
     shares_experts    its draft model has experts that all ranks share
+    looks_ahead       tokens after a slot of its drafter's cache on which that slot depends
     """
 
     name: ClassVar[str]
@@ -77,6 +78,7 @@ class SpecWorker(ABC):
     returns_kv_lens: ClassVar[bool] = False
     tells_sequences: ClassVar[bool] = False
     shares_experts: ClassVar[bool] = False
+    looks_ahead: ClassVar[int] = 0
 
     def saved_fields(self, phase: str) -> list[str]:
         """Names given to ``prepare_for_spec_dec`` in a forward of this phase."""

@@ -19,6 +19,7 @@ class LinearWorker(SpecWorker):
     reads the target's cache has nothing to ingest: each of its calls feeds one token per row.
     """
 
+    looks_ahead = 1
     feeds_hidden_states: ClassVar[bool]
     """Whether its draft model is fed hidden states. It is then told the ranks' counts; else the metadata shows them."""
 

@@ -22,6 +22,7 @@ class TreeWorker(SpecWorker):
     """
 
     tells_sequences = True
+    looks_ahead = 1
 
     def draft(self, batch: Batch) -> Drafting:
         """K calls."""

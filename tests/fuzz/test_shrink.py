@@ -223,6 +223,24 @@ def test_a_few_dozen_runs_are_enough() -> None:
     assert runs < 60
 
 
+def test_what_prompts_share_stays_as_far_as_it_is_needed() -> None:
+    def fill(request: int, chunk: int) -> Step:
+        return Step(draft_len=3, contexts=(Context(request=request, chunk=chunk, agree=2),))
+
+    prompts = ((7, 20, None, 0), (3, 30, 7, 20), (5, 30, 7, 19))
+    requests = tuple(Request(id=i, prompt_len=n, prefix_of=of, prefix_len=k) for i, n, of, k in prompts)
+    steps = (fill(7, 20), fill(3, 30), fill(5, 30))
+    config = replace(LARGE.config, enable_block_reuse=True, tokens_per_block=4)
+    small = shrink(
+        check(replace(LARGE, config=config, requests=requests, steps=steps)),
+        lambda scenario: any(row.reused for _, rows in walk(scenario) for row in rows),
+    )
+    (first, second) = small.requests
+    assert (first, second.id, second.prefix_of, len(small.steps)) == (Request(id=0, prompt_len=5), 1, 0, 2)
+    # Both have one page and the token behind it.
+    assert (second.prompt_len, second.prefix_len, small.steps[1].contexts[0].chunk) == (5, 5, 5)
+
+
 @settings(max_examples=25)
 @given(scenarios(variants=VARIANTS))
 def test_whatever_is_drawn_shrinks_to_the_least(scenario: Scenario) -> None:

@@ -355,3 +355,41 @@ def overlapped(worker: str) -> Scenario:
             ),
         )
     )
+
+
+def sharing(worker: str, **changes: Any) -> Scenario:
+    """Prompts that begin with 9, and with 5, tokens of the first one, in pages of 4, and one that does not.
+
+    Request 1 reuses two pages, request 2 one, which it shares with request 1 only; then all of them end, and only the
+    first two pages stay known.
+    """
+    config = replace(_config(worker), enable_block_reuse=True, **changes)
+    agree = _agree(worker, 2)
+    return check(
+        Scenario(
+            config=config,
+            requests=(
+                Request(id=0, prompt_len=9),
+                Request(id=1, prompt_len=10, prefix_of=0, prefix_len=9),
+                Request(id=2, prompt_len=6, prefix_of=0, prefix_len=5),
+                Request(id=3, prompt_len=3),
+            ),
+            steps=(
+                Step(draft_len=3, contexts=(Context(request=0, chunk=9, agree=agree),)),
+                Step(
+                    draft_len=3,
+                    contexts=(Context(request=1, chunk=10, agree=agree),),
+                    generations=(Generation(request=0),),
+                ),
+                Step(draft_len=3, generations=(Generation(request=0), Generation(request=1, agree=1)), finish=(0,)),
+                Step(
+                    draft_len=3,
+                    contexts=(Context(request=2, chunk=6, agree=agree),),
+                    generations=(Generation(request=1),),
+                ),
+                Step(draft_len=3, generations=(Generation(request=1), Generation(request=2)), finish=(1,)),
+                Step(draft_len=3, generations=(Generation(request=2),), finish=(2,)),
+                Step(draft_len=3, contexts=(Context(request=3, chunk=3),)),
+            ),
+        )
+    )

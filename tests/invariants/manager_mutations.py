@@ -64,6 +64,8 @@ MANAGER_MUTATIONS = [
     at("kernels-get-pool-indices", MOVING, 1, "prepared", TABLE, _back),
     at("kernels-get-pool-indices", APART, 1, "prepared", DRAFT_TABLE, lambda t: [[60, *t[0][1:]], t[1]]),
     at("connector-knows-owned-pages", MIXED, 2, "updated", "connector_block_ids", lambda b: {**b, 0: [*b[0], 9]}),
+    # Drafts that were not accepted are saved, too.
+    at("connector-saves-what-is-committed", MIXED, 2, "updated", "connector_num_tokens", bump(1, by=2)),
     at("kv-ledger-balanced", APART, 2, "updated", "draft_kv_tokens", bump(0)),
     at("kv-ledger-balanced", APART, 2, "updated", "draft_kv_blocks", lambda b: {0: b[1], 1: b[1]}),
     at("kv-ledger-balanced", APART, 2, "updated", "draft_free_blocks", lambda n: n - 1),

@@ -6,7 +6,7 @@ field and ask whether the invariant notices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,37 +14,62 @@ from typing import Any
 import reference
 from invariants.pools import Pool, pools
 from scenarios import Config, Phase, RowPlan, Scenario, Step, StepTrace, Substep, Trace, WorkerTraits, walk
+from scenarios.reuse import look_ahead
 from tests.invariants.backend_dressing import TABLES, dress_backend
 
 CORRECTIONS = ("previous_kv_lens_offsets_cuda", "previous_pos_id_offsets_cuda")
 
 
 class Pages:
-    """Hands out the lowest free pages."""
+    """Hands out the first free pages; those that are known by a beginning of a prompt only if there is no other."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, ahead: int) -> None:
         self.pool = pool
+        self._ahead = ahead
         self._free = list(range(pool.num_blocks))
         self.owned: dict[int, list[int]] = {}
+        self.known: dict[tuple[int, ...], int] = {}
 
     def grow(self, pages: list[int], tokens: int) -> list[int]:
         """``pages`` and as many more as ``tokens`` need."""
         while len(pages) * self.pool.tokens_per_block < tokens:
-            pages.append(self._free.pop(0))
+            page = next((page for page in self._free if page not in self.known.values()), self._free[0])
+            self._free.remove(page)
+            self.known = {key: of for key, of in self.known.items() if of != page}
+            pages.append(page)
         return pages
 
     def shrink(self, pages: list[int], tokens: int) -> None:
-        """Release what ``tokens`` do not need."""
+        """Release what ``tokens`` do not need and nobody else owns."""
         while (len(pages) - 1) * self.pool.tokens_per_block >= tokens:
-            self._free.append(pages.pop())
+            page = pages.pop()
+            if all(page not in owned for owned in self.owned.values()):
+                self._free.append(page)
+
+    def keys(self, prompt: Sequence[int], tokens: int) -> list[tuple[int, ...]]:
+        """Keys of the pages that the first ``tokens`` tokens of a prompt fill."""
+        size = self.pool.tokens_per_block
+        return [tuple(prompt[: end + self._ahead]) for end in range(size, tokens + 1, size)]
+
+    def share(self, request: int, prompt: Sequence[int], tokens: int) -> None:
+        """Let a request start with known pages."""
+        self.owned[request] = [self.known[key] for key in self.keys(prompt, tokens)]
+        self._free = [page for page in self._free if page not in self.owned[request]]
+
+    def learn(self, request: int, prompt: Sequence[int]) -> None:
+        """Let the pages of a computed prompt be known."""
+        for key, page in zip(self.keys(prompt, len(prompt) - self._ahead), self.owned[request]):
+            self.known.setdefault(key, page)
 
 
 class Managers:
     """Pages of each pool, and slots, of the requests that have them, and what is shown of them step by step."""
 
-    def __init__(self, config: Config) -> None:
-        self._pages = [Pages(pool) for pool in pools(config)]
+    def __init__(self, scenario: Scenario) -> None:
+        config = scenario.config
+        self._pages = [Pages(pool, look_ahead(config)) for pool in pools(config)]
         self._config = config
+        self._prompts = {request.id: request.prompt(config.seed) for request in scenario.requests}
         self._slots: dict[int, int] = {}
 
     def launch(self, plans: list[RowPlan], index: int) -> dict[str, Any]:
@@ -52,6 +77,9 @@ class Managers:
         fields: dict[str, Any] = {}
         for held in self._pages:
             pool = held.pool
+            for plan in plans:
+                if plan.request is not None and plan.reused:
+                    held.share(plan.request, self._prompts[plan.request], plan.reused)
             tables = [held.grow(held.owned.setdefault(p.request, []) if p.request is not None else [], p.granted)
                       for p in plans]  # fmt: skip
             ids = [list(table) for table in tables]
@@ -69,7 +97,7 @@ class Managers:
                 self._slots[plan.request] = min(set(range(len(self._slots) + 1)) - set(self._slots.values()))
         return fields | {"slot_ids": [self._slots.get(plan.request, 99 - i) for i, plan in enumerate(plans)]}
 
-    def land(self, taken: StepTrace, finish: Collection[int]) -> dict[str, Any]:
+    def land(self, taken: StepTrace, plans: list[RowPlan], finish: Collection[int]) -> dict[str, Any]:
         """What is left when a step is over, and then what it finishes is freed; a failure frees everything."""
         failed = taken.outcome != "ok"
         if failed:
@@ -80,12 +108,24 @@ class Managers:
             for request, table in held.owned.items():
                 held.shrink(table, updated["kv_tokens"][request])
             blocks[held.pool.field("kv_blocks")] = {request: list(owned) for request, owned in held.owned.items()}
+            if self._config.enable_block_reuse:
+                blocks[held.pool.field("known_page_ids")] = self._known(held, taken, plans)
         told = () if failed else updated["emitted"]
         blocks["connector_block_ids"] = {i: pages for i, pages in blocks["kv_blocks"].items() if i in told}
         names = ["spec_slots", *(name for name, on in _slots_of(self._config, "mamba_slots", "seq_slots") if on)]
         blocks |= {name: dict(self._slots) for name in names}
         self._free(finish)
         return blocks
+
+    def _known(self, held: Pages, taken: StepTrace, plans: list[RowPlan]) -> list[int]:
+        """Pages that are known once the prompts of a step are computed, in the order in which the oracle has them."""
+        if taken.outcome != "ok":
+            held.known = {}
+        for plan in plans if taken.outcome == "ok" else ():
+            if plan.is_context and plan.accepted and plan.request in held.owned:
+                held.learn(plan.request, self._prompts[plan.request])
+        known = taken.substeps[-1][held.pool.field("known_pages")]
+        return [held.known[tuple(key)] for _, *key in known]
 
     def _free(self, requests: Collection[int]) -> None:
         for request in requests:
@@ -98,22 +138,22 @@ class Managers:
 def dressed(scenario: Scenario) -> Trace:
     """What a right engine would show."""
     config = scenario.config
-    managers = Managers(config)
+    managers = Managers(scenario)
     expected = reference.trace(scenario)
-    launched: list[tuple[Step, StepTrace, dict[str, Any]]] = []
+    launched: list[tuple[Step, StepTrace, list[RowPlan], dict[str, Any]]] = []
     left: dict[int, dict[str, Any]] = {}
     flying: int | None = None
     for (step, plans), taken in zip(walk(scenario), expected.steps, strict=False):
-        launched.append((step, taken, managers.launch(plans, taken.index) if plans else {}))
+        launched.append((step, taken, plans, managers.launch(plans, taken.index) if plans else {}))
         overlaps = config.overlap and not step.phase.is_startup and taken.outcome == "ok"
         landing = flying if overlaps else taken.index
         flying = taken.index if overlaps and plans else None
         if landing is not None:
-            left[landing] = managers.land(launched[landing][1], launched[landing][0].finish)
+            left[landing] = managers.land(*launched[landing][1:3], launched[landing][0].finish)
     if flying is not None:
-        left[flying] = managers.land(launched[flying][1], ())
+        left[flying] = managers.land(*launched[flying][1:3], ())
     steps = []
-    for step, taken, prepared in launched:
+    for step, taken, _, prepared in launched:
         if not step.rows:
             steps.append(taken)
             continue

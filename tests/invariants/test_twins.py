@@ -20,6 +20,7 @@ from tests.invariants.cases import (
     ranked,
     relaxed,
     served,
+    sharing,
     started_up,
 )
 from tests.invariants.synthetic import dressed
@@ -139,6 +140,31 @@ def test_what_has_ended_in_flight_does_not_end_again_before_a_failure() -> None:
 def test_a_failure_that_nothing_follows_has_no_twin() -> None:
     assert twins.never_failed(replace(FAILING, steps=FAILING.steps[:1])) is None
     assert twins.never_failed(MIXED) is None
+
+
+def test_without_block_reuse_the_same_chunks_are_computed_whole() -> None:
+    shared = sharing(EAGLE)
+    edited = twins.computing_all(shared)
+    assert edited is not None
+    twin, pairs = edited
+    assert twin == replace(shared, config=replace(shared.config, enable_block_reuse=False))
+    assert pairs == tuple((i, i) for i in range(len(shared.steps)))
+    assert twins.computing_all(twin) is None
+    # Two tokens of ten fit where eight are known; without, they do not.
+    short = replace(shared, config=replace(shared.config, max_num_tokens=9))
+    assert twins.computing_all(check(short)) is None
+
+
+def test_a_failure_that_makes_a_later_prompt_longer_has_no_twin() -> None:
+    shared = sharing(EAGLE)
+    fault = FAILING.steps[2].fault
+    failed = check(replace(shared, steps=(*shared.steps[:2], replace(shared.steps[3], generations=(), fault=fault))))
+    alone = replace(shared.steps[6], contexts=(Context(request=3, chunk=3),))
+    assert twins.never_failed(check(replace(failed, steps=(*failed.steps, alone)))) is not None
+    late = Request(id=4, prompt_len=10, prefix_of=0, prefix_len=9)
+    again = Step(draft_len=3, contexts=(Context(request=4, chunk=10),))
+    longer = replace(failed, requests=(*failed.requests, late), steps=(*failed.steps, again))
+    assert twins.never_failed(check(longer)) is None
 
 
 def test_a_replay_is_run_by_python_and_the_capture_stays() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scenarios import Config, Context, Fault, FaultKind, Generation, Request, Scenario, Step, check
-from tests.invariants.cases import hybrid, overlapped, started_up
+from tests.invariants.cases import hybrid, overlapped, sharing, started_up
 from tests.museum.scenario_of import SCENARIOS as OF_DEFECTS
 
 K = 3
@@ -64,6 +64,34 @@ def thinking_in_chunks(worker: str) -> Scenario:
     return check(Scenario(config=config, requests=requests, steps=steps))
 
 
+def giving_way(worker: str) -> Scenario:
+    """In 8 pages three prompts of which each takes half or more, then one like the first, which fails, and another."""
+    whole = [Context(request=i, chunk=n) for i, n in enumerate((9, 9, 14, 10, 10))]
+    fault = Fault(site="target_model.forward", occurrence=1, kind=FaultKind.ERROR)
+    steps = [Step(draft_len=K, contexts=(row,), finish=(row.request or 0,)) for row in whole[:3]]
+    steps += [Step(draft_len=K, contexts=(whole[3],), fault=fault), Step(draft_len=K, contexts=(whole[4],))]
+    requests = tuple(
+        Request(id=i, prompt_len=row.chunk, prefix_of=0 if i > 2 else None, prefix_len=9 if i > 2 else 0)
+        for i, row in enumerate(whole)
+    )
+    config = Config(worker=worker, max_draft_len=K, num_blocks=8, enable_block_reuse=True)
+    return check(Scenario(config=config, requests=requests, steps=tuple(steps)))
+
+
+def known_in_two_caches(worker: str) -> Scenario:
+    """A prompt in two chunks fills pages of 4 and of 3 tokens; one like it starts before and one after the second."""
+    likes = [Request(id=i, prompt_len=14, prefix_of=0, prefix_len=9) for i in (1, 2)]
+    chunks = (Context(request=0, chunk=9), Context(request=0, chunk=4))
+    steps = (
+        Step(draft_len=K, contexts=chunks[:1]),
+        Step(draft_len=K, contexts=(chunks[1], Context(request=1, chunk=14))),
+        Step(draft_len=K, contexts=(Context(request=2, chunk=14),)),
+    )
+    pages = {"use_separate_draft_kv_cache": True, "draft_tokens_per_block": 3, "draft_num_blocks": 40}
+    config = Config(worker=worker, max_draft_len=K, enable_block_reuse=True, **pages)
+    return check(Scenario(config=config, requests=(Request(id=0, prompt_len=13), *likes), steps=steps))
+
+
 SCENARIOS = {
     **OF_DEFECTS,
     "shrinking": shrinking,
@@ -75,5 +103,8 @@ SCENARIOS = {
     "hybrid start-up": lambda worker: hybrid(started_up(worker)),
     "hybrid in chunks": lambda worker: hybrid(in_chunks(worker)),
     "thinking in chunks": thinking_in_chunks,
+    "sharing": sharing,
+    "giving way": giving_way,
+    "known in two caches": known_in_two_caches,
 }
 """Name, or museum entry -> scenario for a worker."""

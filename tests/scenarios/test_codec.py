@@ -171,7 +171,7 @@ REFUSALS: dict[str, tuple[Change, str]] = {
     ),
     "unlike any field": (
         lambda v: v["requests"][0].update(zzz=3),
-        "requests[0].zzz: is not a field; write one of id, prompt_len, thinking",
+        "requests[0].zzz: is not a field; write one of id, prefix_len, prefix_of, prompt_len, thinking",
     ),
     "missing field": (lambda v: v["steps"][2].pop("draft_len"), "steps[2].draft_len: is missing; add it"),
     "missing configuration": (lambda v: v.pop("config"), "config: is missing; add it"),

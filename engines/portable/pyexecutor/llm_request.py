@@ -11,7 +11,8 @@ class LlmRequest:
 
     py_request_id                  its id; ids of dummies are no user's
     prompt                         prompt tokens
-    context_current_position       prompt tokens computed so far
+    context_current_position       prompt tokens computed so far, or reused
+    prepopulated_prompt_len        those that are reused
     context_chunk_size             prompt tokens that this step computes
     generated                      tokens emitted
     py_draft_tokens                drafts to verify, one per draft slot of the step
@@ -26,6 +27,7 @@ class LlmRequest:
     prompt: list[int]
     is_dummy: bool = False
     context_current_position: int = 0
+    prepopulated_prompt_len: int = 0
     context_chunk_size: int = 0
     generated: list[int] = field(default_factory=list)
     py_draft_tokens: list[int] = field(default_factory=list)
@@ -52,8 +54,8 @@ class LlmRequest:
 
     @property
     def is_first_context_chunk(self) -> bool:
-        """Whether none of the prompt is computed yet."""
-        return self.context_current_position == 0
+        """Whether none of the prompt is computed yet; some of it may be reused."""
+        return self.context_current_position == self.prepopulated_prompt_len
 
     @property
     def context_chunk(self) -> list[int]:
@@ -66,6 +68,11 @@ class LlmRequest:
         """The prompt token after this step's chunk, None when the chunk is the last."""
         end = self.context_current_position + self.context_chunk_size
         return self.prompt[end] if end < len(self.prompt) else None
+
+    def set_prepopulated_prompt_len(self, tokens: int) -> None:
+        """Of the chunk that this step was to compute first, so many tokens are in the cache already."""
+        self.prepopulated_prompt_len = self.context_current_position = tokens
+        self.context_chunk_size -= tokens
 
     def move_to_next_context_chunk(self) -> None:
         """Its chunk is computed, or will be before anything else is."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engines.portable.pyexecutor.attention_dp import AttentionDPPadding
+from engines.portable.pyexecutor.block_reuse import find_reused_tokens
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.kv_cache_connector import KvCacheConnector
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
@@ -121,7 +122,15 @@ class PyExecutor:
         """Process what ``_run_batch`` has updated the requests from, and let what it launched take its place."""
         done, self.previous_batch, self._launched = self._updated, self._launched, None
         if done is not None:
+            self._store_prompts(done.sample_state)
             self._process_batch(done.iteration)
+
+    def _store_prompts(self, state: SampleState) -> None:
+        """Prompts that a step has completed may be reused; of those that it has not, nothing."""
+        for request, is_last in zip(state.scheduled_requests.context_requests, state.is_last_chunk):
+            if is_last and not (request.is_dummy or request.is_finished):
+                for manager in self.kv_cache_managers:
+                    manager.store_blocks_for_reuse(request)
 
     def _process_batch(self, iteration: Iteration) -> None:
         """What a step leaves to do once its tokens have reached the requests; their wasted rows leave nothing."""
@@ -201,12 +210,22 @@ class PyExecutor:
     def _prepare_resources(self, batch: ScheduledRequests) -> None:
         """Grant what the batch needs of each KV cache, then of what the worker keeps."""
         dummies = [r for r in batch.all_requests() if r.is_dummy]
+        self._reuse_prompts(batch)
         for manager in self.kv_cache_managers:
             manager.add_dummy_requests(dummies)
             manager.prepare_resources(batch)
         for slots in self._slot_managers:
             slots.add_dummy_requests(dummies)
             slots.prepare_resources(batch)
+
+    def _reuse_prompts(self, batch: ScheduledRequests) -> None:
+        """Let prompts begin behind what every cache has of them: a drafter must know what the target skips."""
+        pools = [m.reusable_blocks for m in self.kv_cache_managers if m.reusable_blocks is not None]
+        if not pools:
+            return
+        for request in batch.context_requests:
+            if request.is_first_context_chunk and not request.is_dummy:
+                request.set_prepopulated_prompt_len(find_reused_tokens(pools, request))
 
     def _pad_draft_tokens(self, iteration: Iteration) -> None:
         """Give each request the draft slots of this step: its drafts, cut to the draft length, then padding."""
@@ -230,6 +249,9 @@ class PyExecutor:
         self._free([*self.active_requests.values(), *lost, *batch])
         self.active_requests.clear()
         self.previous_batch = None
+        # Which pages the step has taken before it failed nobody knows.
+        for manager in self.kv_cache_managers:
+            manager.reset_reuse_state()
         if not self._tolerates(iteration.phase, error):
             return "fatal"
         if iteration.phase is not Phase.WARMUP:

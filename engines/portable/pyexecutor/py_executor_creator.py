@@ -47,6 +47,7 @@ from engines.portable.speculative.utils import (
 from engines.portable.vocab_shards import VocabShards
 from engines.tracer import SparseTracer, Tracer, TreeTracer
 from scenarios import BACKENDS, Config
+from scenarios.reuse import look_ahead
 from scenarios.tracer import BEGIN_THINKING_TOKEN, MASK_TOKEN
 
 _DENSE_CACHES: Final = {"V1": KVCacheManager, "V2": KVCacheManagerV2}
@@ -228,6 +229,9 @@ def _kv_cache_managers(
         "device": device,
         "host_offload": config.host_offload,
         "context_reserve_draft_tokens": spec_config.max_total_draft_tokens if config.overlap else 0,
+        "enable_block_reuse": config.enable_block_reuse,
+        # A drafter that is a token ahead has in the last slot of a page the token behind it.
+        "reuse_look_ahead": look_ahead(config),
     }
     target_class, draft_class = _cache_classes(config)
     target = partial(target_class, num_blocks=config.num_blocks, tokens_per_block=config.tokens_per_block, **common)

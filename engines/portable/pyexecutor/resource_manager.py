@@ -8,6 +8,7 @@ import torch
 
 from engines.portable._utils import host_tensor
 from engines.portable.copies import copy_to_device, to_device
+from engines.portable.pyexecutor.block_reuse import ReusableBlocks
 from engines.portable.pyexecutor.host_offload import HostOffload
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from scenarios.tracer import EMPTY
@@ -24,6 +25,7 @@ class KVCacheManager:
     kv_reserve_draft_tokens  drafts that a generation is granted room for at least, whatever the step's draft length
     context_reserve_draft_tokens  the same of a prompt: with the overlap scheduler the host counts all rows of a step
         in flight, and the draft length may have grown since the first chunk
+    reusable_blocks          pages that a prompt may begin with, as an earlier one has; None without block reuse
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class KVCacheManager:
         host_offload: bool = False,
         kv_reserve_draft_tokens: int = 0,
         context_reserve_draft_tokens: int = 0,
+        enable_block_reuse: bool = False,
+        reuse_look_ahead: int = 0,
     ) -> None:
         self.kv_reserve_draft_tokens = kv_reserve_draft_tokens
         self.context_reserve_draft_tokens = context_reserve_draft_tokens
@@ -59,6 +63,7 @@ class KVCacheManager:
         # target and drafter begin at opposite ends, so that a page of one is hardly ever the same request's in both.
         self._free_blocks = list(range(num_blocks))[:: 1 if first_layer else -1]
         self._offloading = HostOffload(num_blocks) if host_offload else None
+        self.reusable_blocks = ReusableBlocks(tokens_per_block, reuse_look_ahead) if enable_block_reuse else None
         self._block_ids: dict[int, list[int]] = {}
         self._num_tokens: dict[int, int] = {}
 
@@ -67,8 +72,8 @@ class KVCacheManager:
         return self._layers[self.layer_offsets[layer_idx]]
 
     def get_num_free_blocks(self) -> int:
-        """Pages that nobody owns."""
-        return len(self._free_blocks)
+        """Pages that nobody owns, known ones among them."""
+        return len(self._free_blocks) + (0 if self.reusable_blocks is None else len(self.reusable_blocks))
 
     def get_block_ids(self, request_id: int) -> list[int]:
         """Ids of the pages of a request, in order; empty when it owns none."""
@@ -91,8 +96,12 @@ class KVCacheManager:
     def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Grant the tokens of a step: a prompt as a whole with its first chunk, a generation its rows.
 
+        What is reused of any prompt is claimed before a page is granted, which might be one of those.
         Raises ``RuntimeError`` when the pool is exhausted.
         """
+        for request in scheduled_batch.context_requests:
+            if request.is_first_context_chunk and request.prepopulated_prompt_len:
+                self._claim_blocks(request)
         for request in scheduled_batch.context_requests:
             if request.is_first_context_chunk:
                 reserved = 0 if request.is_dummy else self.context_reserve_draft_tokens
@@ -121,12 +130,28 @@ class KVCacheManager:
         self._num_tokens[request_id] -= rewind_len
         blocks = self._block_ids[request_id]
         while len(blocks) > self._blocks(self._num_tokens[request_id]):
-            self._free_blocks.append(blocks.pop())
+            self._release_block(blocks.pop())
 
     def free_resources(self, request: LlmRequest) -> None:
         """Take everything back; does nothing for a request that owns nothing."""
         self._num_tokens.pop(request.py_request_id, None)
-        self._free_blocks.extend(self._block_ids.pop(request.py_request_id, ()))
+        blocks = self._block_ids.pop(request.py_request_id, [])
+        if self.reusable_blocks is None:
+            self._free_blocks.extend(blocks)
+            return
+        # From the last one on: what is released first is taken first, and no page is of use without those before it.
+        for block_id in reversed(blocks):
+            self._release_block(block_id)
+
+    def store_blocks_for_reuse(self, request: LlmRequest) -> None:
+        """The prompt of a request is computed: its full pages may be reused from now on."""
+        if self.reusable_blocks is not None:
+            self.reusable_blocks.store(request.prompt, self.get_block_ids(request.py_request_id))
+
+    def reset_reuse_state(self) -> None:
+        """Nothing is known of any page any more."""
+        if self.reusable_blocks is not None:
+            self._free_blocks.extend(self.reusable_blocks.reset())
 
     def copy_batch_block_offsets(self, dst: torch.Tensor, request_ids: Sequence[int]) -> None:
         """Write the block tables of a batch to its first rows: int32 [pools, rows, 2, max_blocks_per_seq].
@@ -166,14 +191,32 @@ class KVCacheManager:
         blocks = self._block_ids.setdefault(request_id, [])
         owned = len(blocks)
         while len(blocks) < self._blocks(self._num_tokens[request_id]):
-            if not self._free_blocks:
+            if not self.get_num_free_blocks():
                 raise RuntimeError(f"KV cache exhausted: request {request_id} needs a page and none is free")
             # One statement: a page is free or owned, never neither.
-            blocks.append(self._free_blocks.pop())
+            blocks.append(self._take_block())
         if len(blocks) > owned:
             pages = host_tensor(self._memory_pool_indices(blocks[owned:]), self.device)
             granted = to_device("granted_blocks", pages, self.device)
             self.kv_cache_pools.index_fill_(1, granted.long(), EMPTY)
+
+    def _take_block(self) -> int:
+        """A free page, of which nothing is known if there is such a one."""
+        if self._free_blocks:
+            return self._free_blocks.pop()
+        assert self.reusable_blocks is not None
+        return self.reusable_blocks.reclaim()
+
+    def _release_block(self, block_id: int) -> None:
+        if self.reusable_blocks is None or self.reusable_blocks.release(block_id):
+            self._free_blocks.append(block_id)
+
+    def _claim_blocks(self, request: LlmRequest) -> None:
+        """Let a prompt begin with the known pages that hold what it reuses."""
+        assert self.reusable_blocks is not None
+        reused = self.reusable_blocks.find(request.prompt)[: request.prepopulated_prompt_len // self.tokens_per_block]
+        self.reusable_blocks.claim(reused)
+        self._block_ids[request.py_request_id] = reused
 
     def _memory_pool_indices(self, block_ids: list[int]) -> list[int]:
         return block_ids if self._offloading is None else self._offloading.memory_pool_indices(block_ids)

@@ -41,9 +41,11 @@ def ints(values: Sequence[Any], dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-def kv_cache_manager(*, num_blocks: int = 64, tokens_per_block: int = 4, extra: int = 2) -> KVCacheManager:
+def kv_cache_manager(
+    *, num_blocks: int = 64, tokens_per_block: int = 4, extra: int = 2, version: type = KVCacheManager, **options: Any
+) -> KVCacheManager:
     """A manager for requests of up to 64 tokens."""
-    return KVCacheManager(
+    manager: KVCacheManager = version(
         num_layers=2,
         num_blocks=num_blocks,
         tokens_per_block=tokens_per_block,
@@ -51,7 +53,9 @@ def kv_cache_manager(*, num_blocks: int = 64, tokens_per_block: int = 4, extra: 
         max_total_draft_tokens=7,
         num_extra_kv_tokens=extra,
         device=CPU,
+        **options,
     )
+    return manager
 
 
 def attention_metadata(manager: KVCacheManager | None = None, max_num_requests: int = 4) -> TrtllmAttentionMetadata:

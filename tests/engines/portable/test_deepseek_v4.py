@@ -84,6 +84,8 @@ def test_digests_are_those_of_the_definition(seed: int, topk: int) -> None:
         entries.append(entry(len(entries), continued[-1]))
     padded = ints([[*text, MASK_TOKEN, 5]])
     assert tracer.continue_text(padded, ints([9], torch.int64), 3).tolist() == [continued]
+    # Longer than there are columns, as the texts of dummies become: anything, but no access outside.
+    assert tracer.continue_text(padded, ints([40], torch.int64), 3).shape == (1, 3)
 
 
 def test_only_what_exists_is_written_and_only_columns_that_are_told_are_read() -> None:

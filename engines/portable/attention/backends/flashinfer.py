@@ -29,7 +29,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     """Arrays of ``max_num_requests`` rows, int32 on the device, of which the first ``num_seqs`` are in use.
 
     _qo_indptr               [rows + 1]: running totals of the rows that each sequence feeds
-    _paged_kv_indices        [pages of the pool]: pages of all rows, one row's after the other's
+    _paged_kv_indices        [rows * pages of a sequence]: pages of all rows, one row's after the other's
     _paged_kv_indptr_prefill, _paged_kv_indptr_decode  [rows + 1]: running totals of pages, of the contexts and of
         the generations
     _paged_kv_indptr         [n + 1]: the same over both; new in each step that has both, and not for graphs
@@ -55,8 +55,9 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     def __post_init__(self) -> None:
         super().__post_init__()
         rows, tokens = self.max_num_requests, self.max_num_tokens
-        pages = getattr(self.kv_cache_manager, "num_blocks", 0)
-        self._paged_kv_indices = self._buffer(pages)
+        # Requests may share pages: together they list more than the pool has.
+        pages = getattr(self.kv_cache_manager, "max_blocks_per_seq", 0)
+        self._paged_kv_indices = self._buffer(self.max_num_requests * pages)
         self._paged_kv_indptr_prefill, self._paged_kv_indptr_decode = self._buffer(rows + 1), self._buffer(rows + 1)
         self._paged_kv_indptr = self._paged_kv_indptr_decode
         self._paged_kv_last_page_len, self._cached_token_lens = self._buffer(rows), self._buffer(rows)

@@ -1,0 +1,42 @@
+"""Prompts that begin alike are drawn where pages can be reused, and often enough that they are."""
+
+from __future__ import annotations
+
+from scenarios import WORKERS, Request, Scenario, check, walk
+from scenarios.reuse import reuses_on
+from strategies import configs, scenarios
+from tests.strategies.test_parts import all_of
+
+REUSE = ("enable_block_reuse", "overlap")
+
+
+def reused(scenario: Scenario) -> list[int]:
+    return [row.reused for _, rows in walk(scenario) for row in rows if row.reused]
+
+
+def test_block_reuse_is_drawn_for_whoever_has_it_with_pages_that_end_together() -> None:
+    seen = all_of(configs(variants=REUSE, backends=("TRTLLM", "DSA", "DEEPSEEK_V4")), 600)
+    able = [c for c in seen if reuses_on(c)]
+    assert 0.15 < sum(c.enable_block_reuse for c in able) / len(able) < 0.6
+    drawn = [c for c in seen if c.enable_block_reuse]
+    # Those whose drafter keeps a context of its own, or is given whole prompts, have none.
+    assert set(WORKERS) - {c.worker for c in drawn} == {"MTPWorker", "DFlashWorker", "DSparkWorker"}
+    separate = {(c.draft_tokens_per_block, c.tokens_per_block) for c in drawn if c.use_separate_draft_kv_cache}
+    assert all(2 * draft % target == 0 or target % draft == 0 for draft, target in separate)
+    assert any(draft > target for draft, target in separate)
+
+
+def test_prompts_find_pages_of_earlier_ones() -> None:
+    seen = [s for s in all_of(scenarios(variants=REUSE, max_steps=8), 500) if s.config.enable_block_reuse]
+    for scenario in seen:
+        check(scenario)
+    found = [scenario for scenario in seen if reused(scenario)]
+    assert len(found) > len(seen) / 6
+    assert any(scenario.config.overlap for scenario in found)
+    assert any(scenario.config.use_separate_draft_kv_cache for scenario in found)
+
+
+def test_prompts_are_their_own_where_nothing_is_reused() -> None:
+    seen = all_of(scenarios(max_steps=4), 100)
+    requests = [request for scenario in seen for request in scenario.requests]
+    assert requests == [Request(id=r.id, prompt_len=r.prompt_len) for r in requests]
