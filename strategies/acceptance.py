@@ -23,9 +23,8 @@ _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
 _REPLICAS: Final = (1, 1, 1, 1, 1, 2, 3)
 _OVERLAP: Final = (False, False, False, True)
-_ROWS: Final = (*((False, False), (True, False)) * 3, (False, True), (True, True))
-"""Whether the target has recurrent layers, which change nothing that is not wrong, so in every other case; and whether
-drafts are verified by proposals."""
+_ROWS: Final = (*((False, False),) * 5, (True, False), (False, True), (True, True))
+"""Whether the target has recurrent layers, and whether drafts are verified by proposals."""
 
 
 def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Config:

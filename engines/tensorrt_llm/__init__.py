@@ -85,6 +85,8 @@ class TensorrtLlmEngine:
         for field in ("use_separate_draft_kv_cache", "kv_cache_manager", "host_offload"):
             if getattr(config, field) != getattr(Config, field):
                 raise UsageError(f"config.{field}: upstream's classes are driven over one plain KV cache; leave it out")
+        if config.stall_copies:
+            raise UsageError("config.stall_copies: upstream's copies do not go through the suite; leave it out")
         worker = self.upstream.load(config.worker)
         if worker is None:
             raise UsageError(f"config.worker: {self._why_not(config.worker)}")

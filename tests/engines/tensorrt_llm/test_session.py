@@ -254,6 +254,8 @@ def test_a_variant_of_acceptance_is_refused_and_not_drawn(engine, variant):
 def test_caches_that_it_has_not_are_refused(engine):
     with pytest.raises(UsageError, match="config.host_offload: .* one plain KV cache; leave it out"):
         engine().open(Config(worker="MTPEagleWorker", max_draft_len=1, host_offload=True))
+    with pytest.raises(UsageError, match="config.stall_copies: .*; leave it out"):
+        engine().open(Config(worker="MTPEagleWorker", max_draft_len=1, stall_copies=True))
 
 
 def test_an_attention_backend_of_which_upstream_has_no_python_is_refused(engine):
