@@ -126,24 +126,3 @@ def never_taken(patch: Patch) -> None:
     from engines.portable.pyexecutor.resource_manager import KVCacheManager
 
     patch(KVCacheManager, "get_num_free_blocks", lambda self: len(self._free_blocks))
-
-
-@bug(
-    "TRT-140",
-    kind="K4",
-    workers=(EAGLE3, MTP_EAGLE, SA),
-    variant="listed-twice",
-    title="The list of a batch's pages has room for those of the pool, and a shared one is listed once per request",
-    reference=_REFERENCE,
-    caught_by=("steps-complete",),
-)
-def list_of_the_pool(patch: Patch) -> None:
-    from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
-
-    create = FlashInferAttentionMetadata.__post_init__
-
-    def __post_init__(self: Any) -> None:
-        create(self)
-        self._paged_kv_indices = self._buffer(getattr(self.kv_cache_manager, "num_blocks", 0))
-
-    patch(FlashInferAttentionMetadata, "__post_init__", __post_init__)

@@ -100,20 +100,6 @@ def pool_full(worker: str) -> Scenario:
     )
 
 
-def listed_together(worker: str) -> Scenario:
-    """Four requests of three full pages in a pool that has few more than these, listed for each of them."""
-    first, *others = range(4)
-    return _alike(
-        worker,
-        Step(draft_len=K, contexts=(_fills(worker, first, 13),)),
-        Step(draft_len=K, contexts=tuple(_fills(worker, i, 13) for i in others)),
-        Step(draft_len=K, generations=tuple(Generation(request=i) for i in range(4))),
-        prompts=((13, 0), *((13, 13),) * 3),
-        attention_backend="FLASHINFER",
-        num_blocks=16,
-    )
-
-
 SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "SGL-11": shared_in_both,
     "SGL-11/shorter": drafters_pages_taken,
@@ -123,7 +109,6 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-140/early": chunked,
     "TRT-140/emptied": shared,
     "TRT-140/failure": failed_between,
-    "TRT-140/listed-twice": listed_together,
     "TRT-140/starved": pool_full,
     "TRT-140/whole-prompt": same_prompt,
 }

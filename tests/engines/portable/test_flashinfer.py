@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from engines.base import run
+from engines.portable import PortableEngine
 from engines.portable.graphs import CpuGraph
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.eagle3 import Eagle3OneModelWorker
 from engines.portable.speculative.utils import MODES
+from scenarios import Config, Context, Generation, Request, Scenario, Step, check
 from tests.engines.portable.metadata import cache, flashinfer, prepare
 from tests.engines.portable.support import attention_metadata, ints
 
@@ -160,3 +163,20 @@ def test_a_drafter_without_a_cache_asks_for_views() -> None:
     spec: Any = SimpleNamespace(runtime_draft_len=2)
     with pytest.raises(TypeError, match="TrtllmAttentionMetadata'> has none"):
         Eagle3OneModelWorker(config)._forward_impl(*[None] * 4, attention_metadata(), spec, None)  # type: ignore[arg-type]
+
+
+def test_requests_that_share_pages_list_more_than_the_pool_has() -> None:
+    fields: dict[str, Any] = {"attention_backend": "FLASHINFER", "num_blocks": 16, "enable_block_reuse": True}
+    first, *others = (Request(id=i, prompt_len=13, prefix_of=0, prefix_len=13) for i in range(4))
+    steps = (
+        Step(draft_len=3, contexts=(Context(request=0, chunk=13),)),
+        Step(draft_len=3, contexts=tuple(Context(request=r.id, chunk=13) for r in others)),
+        Step(draft_len=3, generations=tuple(Generation(request=i) for i in range(4))),
+    )
+    config = Config(worker="SAWorker", max_draft_len=3, **fields)
+    trace = run(PortableEngine(), check(Scenario(config=config, requests=(first, *others), steps=steps)))
+    assert [step.outcome for step in trace.steps] == ["ok"] * 3
+    prepared = trace.steps[-1].find("prepared")
+    assert prepared is not None
+    listed = [page for row in prepared["_paged_kv_indices"] for page in row]
+    assert len(listed) > 16 >= len(set(listed))
