@@ -59,6 +59,7 @@ def documents(copy: Path) -> list[Any]:
     return printed
 
 
+@pytest.mark.exhaustive
 def test_oracle_and_engine_agree(documents: list[Any]) -> None:
     report = documents[0]
     assert report["workers"]["EagleOneModelWorker"]["cases"] == 12
@@ -66,6 +67,7 @@ def test_oracle_and_engine_agree(documents: list[Any]) -> None:
     assert report["faults"]["fired"] == report["faults"]["planned"] > 0
 
 
+@pytest.mark.exhaustive
 def test_the_mistake_is_found(documents: list[Any]) -> None:
     (bug,) = documents[1]["bugs"]
     assert (bug["id"], bug["found"]) == ("OWN-01/EagleOneModelWorker", True)

@@ -23,6 +23,7 @@ def test_rates_are_conditional() -> None:
     assert row.split() == ["as", "it", "is", "2", "3", "0.800", "0.500", "0.000", "2.20"]
 
 
+@pytest.mark.exhaustive
 def test_a_stale_map_costs_acceptance_with_each_depth_and_only_in_a_batch(capsys: Capture) -> None:
     asked = ["acceptance", "--with-bug", "TRT-12", "--drafts", "48", "--agreement", "1", "--json"]
     assert cli.invoke(asked) == 0

@@ -178,6 +178,7 @@ def test_an_invariant_that_is_never_reached_is_no_success(capsys: Capture) -> No
     assert "problem: never reached: restored-identity; give it more cases" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_a_campaign_ends_with_its_time(capsys: Capture) -> None:
     # Three for two processes.
     named = [option for worker in list(WORKERS)[:3] for option in ("--worker", worker)]

@@ -36,6 +36,7 @@ def load_constants(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, path.stem, module)
 
 
+@pytest.mark.exhaustive
 def test_only_the_seed_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with from_the_seed_alone():
         before = drawn()

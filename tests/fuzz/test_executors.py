@@ -73,6 +73,7 @@ def test_spawned_processes_do_what_this_one_does(running: Path) -> None:
     assert timeless([event for _, event in there.heard]) == other
 
 
+@pytest.mark.exhaustive
 def test_processes_are_replaced_after_so_many_cases(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     executor = Spawned(1, running, recycle=20)
@@ -120,6 +121,7 @@ def test_a_process_that_is_killed_from_outside_is_no_finding(
     assert [read_subject(path).scenario for path in store.take_interrupted()] == [died.scenario][: bool(died.scenario)]
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_hangs_is_killed(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silence = executors._Member.silence
     # However long a busy machine takes to start a process, that is not what is meant here.
@@ -136,6 +138,7 @@ def test_a_process_that_dies_before_its_first_case_is_an_error_of_the_suite(runn
     assert error.message == "a process ended with status 7 before it ran a scenario"
 
 
+@pytest.mark.exhaustive
 def test_whoever_stops_listening_ends_the_processes(running: Path) -> None:
     events = Spawned(2, running).execute(Queue(unit("Sound"), unit("Slow", max_cases=1000)))
     # The first event comes after a batch of the quick one; the other process is in the middle of its own.

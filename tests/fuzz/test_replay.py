@@ -196,6 +196,7 @@ def test_a_death_that_does_not_repeat_is_verified_like_anything_else() -> None:
     assert done.reached > 20
 
 
+@pytest.mark.exhaustive
 def test_a_hang_is_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuzz.replay.STALL_SECONDS", 1.0)
     done = replay(death("Hanging"))

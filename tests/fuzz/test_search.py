@@ -68,6 +68,7 @@ def test_the_same_unit_does_the_same_and_another_seed_does_not() -> None:
     assert timeless(list(run_unit(unit("Sound", max_cases=12, seed=2)))) != once
 
 
+@pytest.mark.exhaustive
 def test_hypothesis_profiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from hypothesis import settings
 
@@ -113,6 +114,7 @@ def test_consequences_are_folded_into_the_finding_and_the_search_goes_on() -> No
     assert found[0].cases < 40
 
 
+@pytest.mark.exhaustive
 def test_independent_violations_are_shrunk_apart() -> None:
     found = findings(list(run_unit(unit("Twofold", max_cases=60))))
     assert {event.finding.violation.field for event in found} == {"gather_ids", "free_blocks"}
@@ -283,6 +285,7 @@ def test_a_failing_case_stays_noted_from_its_judgement_to_its_finding(
     journal.close()
 
 
+@pytest.mark.exhaustive
 def test_without_aim() -> None:
     """The same search over scenarios that nobody has thought about."""
     events = list(run_unit(unit("Forgetful", plain=True)))

@@ -91,7 +91,7 @@ def _run(mutation: Mutation, scenario: Scenario) -> Trace:
     return mutation.falsify(trace) if scenario == mutation.scenario else trace
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_all_hold_on_a_right_engine(scenario: Scenario) -> None:
     verdict = _clean(scenario)

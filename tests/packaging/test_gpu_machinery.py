@@ -61,6 +61,7 @@ def test_graphs_hold(holds: Callable[[str, str], None]) -> None:
     holds(EAGLE3, "separate")
 
 
+@pytest.mark.exhaustive
 def test_growth_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     test_graphs.test_what_a_graph_knows_outlives_growth("PARDWorker", "TRTLLM", monkeypatch)
     test_graphs.test_a_buffer_that_gives_way_to_a_larger_one_is_seen("SGL-10/PARDWorker", monkeypatch)

@@ -95,7 +95,7 @@ SITUATIONS: dict[str, tuple[int, Situation]] = {
     **{f"K={k}": (1000, verifies(k)) for k in (0, 1, 2, 3, 4, 7)},
     "K, 0, K": (250, in_a_row(lambda m: m.k, lambda m: m.k == 0, lambda m: m.k)),
     "K, 0, K of one request": (1000, together(lambda a, b, c: a.k and not b.k and c.k and shared(a, b, c), 3)),
-    "K shrinks": (100, together(lambda a, b: a.k > b.k > 0 and shared(a, b))),
+    "K shrinks": (250, together(lambda a, b: a.k > b.k > 0 and shared(a, b))),
     "K grows": (250, together(lambda a, b: 0 < a.k < b.k and shared(a, b))),
     "K, L, K": (1000, in_a_row(lambda m: m.k == 1, lambda m: m.k > 1, lambda m: m.k == 1)),
     # Acceptance.
