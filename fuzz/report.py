@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from fuzz import engines
 from fuzz.events import (
@@ -22,6 +22,10 @@ from scenarios import WORKERS, Finding, Violation, scenario_to_json
 
 NOTHING_FOUND, FINDINGS, ERROR = 0, 1, 2
 """Exit statuses: nothing found; findings; usage, environment, the suite's own error, or nothing was verified."""
+
+
+_MANY: Final = 500
+"""Scenarios from which on a run must have found a pair for each relation."""
 
 
 @dataclass
@@ -65,17 +69,24 @@ class Summary:
     @property
     def unreached(self) -> list[str]:
         """Invariants that had nothing to say, though the engine and these workers show what they look at."""
-        return self._silent(shown=True)
+        return self._silent(shown=True, rare=False)
+
+    @property
+    def unmet(self) -> list[str]:
+        """Relations without a pair in so few scenarios that this says nothing: a pair takes several rare draws."""
+        return self._silent(shown=True, rare=True)
 
     @property
     def unobservable(self) -> list[str]:
         """Invariants that had nothing to say because the engine or these workers do not show what they look at."""
         return self._silent(shown=False)
 
-    def _silent(self, *, shown: bool) -> list[str]:
+    def _silent(self, *, shown: bool, rare: bool | None = None) -> list[str]:
         total = self.total
         silent = [i for i in self.invariants if not total.reached.get(i.slug)]
-        return [i.slug for i in silent if (self.named or self._shown(i, total.observed)) is shown]
+        slugs = [i for i in silent if (self.named or self._shown(i, total.observed)) is shown]
+        few = total.cases < _MANY and not self.named
+        return [i.slug for i in slugs if rare is None or (few and i.kind == RELATION) is rare]
 
     def _shown(self, invariant: Invariant, observed: Collection[str]) -> bool:
         if invariant.trait and not any(getattr(WORKERS[worker], invariant.trait) for worker in self.workers):
@@ -154,6 +165,8 @@ class Summary:
         yield from table(
             ("invariant", "reached", "held"), [(s, total.reached.get(s, 0), total.held.get(s, 0)) for s in self._slugs]
         )
+        if self.unmet:
+            yield f"nothing to compare in so few scenarios: {', '.join(self.unmet)}"
         if self.unobservable:
             yield f"not shown by this engine with these workers: {', '.join(self.unobservable)}"
         yield ""

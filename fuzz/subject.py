@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import fuzz.engines
 import invariants
@@ -13,6 +14,8 @@ from fuzz.store import Store
 from scenarios import Finding, Scenario, ScenarioError, UsageError, closest, finding_from_json, scenario_from_json
 from scenarios.codec import parse
 
+_LONGEST_NAME: Final = 255
+"""Bytes of the name of a file, in the usual file systems."""
 _WRAPPER = ("title", "story", "engine", "device", "bug", "scenario")
 
 
@@ -68,6 +71,8 @@ class Subject:
 def find_subject(name: str, store: Store) -> Subject:
     """The file of that path, or the stored finding of that id; ``UsageError`` if it is neither."""
     path = Path(name)
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise UsageError(f"{name[:40]}...: is too long for a name; name a JSON file or the id of a finding")
     if not (path.is_file() or path.suffix == ".json" or "/" in name):
         path = store.find(name)
     return read_subject(path, name)
@@ -77,6 +82,8 @@ def read_subject(path: Path, name: str | None = None) -> Subject:
     """The subject in a file; ``ScenarioError`` names the file and the field that does not fit."""
     name = name or str(path)
     try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: is no file; name a JSON file or the id of a finding")
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"

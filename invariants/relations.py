@@ -212,6 +212,7 @@ def overlap_equals_no_overlap(scenario: Scenario) -> Twin | None:
     "block-reuse-equals-no-reuse",
     reads=(*_STORED, *_TOKENS, "py_rewind_len", "py_num_accepted_draft_tokens"),
     museum=("TRT-66", "SGL-11"),
+    trait="reuses_blocks",
     predicates=("P9", "P14"),
 )
 def block_reuse_equals_no_reuse(scenario: Scenario) -> Twin | None:

@@ -257,11 +257,13 @@ def first_rows(patch: Patch) -> None:
     kind="K6",
     workers=(PARD,),
     variant="stride",
-    title="Accepted tokens are read as rows of K + 1, and PARD has padded them to 2K",
+    title="Accepted tokens are read as the rows of 2K that PARD pads them to afterwards",
     reference=_REFERENCE,
     caught_by=_TEXT,
 )
 def stride(patch: Patch) -> None:
+    from torch.nn.functional import pad
+
     from engines.portable.speculative.sa_enhancer import SADraftEnhancer
 
     extend = SADraftEnhancer.extend_and_prepare
@@ -269,8 +271,9 @@ def stride(patch: Patch) -> None:
     def extend_and_prepare(
         self: Any, sa_manager: Any, accepted: Any, counts: Any, num_gens: int, num_contexts: int, max_draft_len: int
     ) -> None:
-        width = max_draft_len + 1
-        gens = accepted[num_contexts:].flatten()[: num_gens * width].view(num_gens, width)
+        width = 2 * max_draft_len
+        tokens = accepted[num_contexts:].flatten()
+        gens = pad(tokens, (0, num_gens * width))[: num_gens * width].view(num_gens, width)
         extend(self, sa_manager, gens, counts[num_contexts:], num_gens, 0, max_draft_len)
 
     patch(SADraftEnhancer, "extend_and_prepare", extend_and_prepare)

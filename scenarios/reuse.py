@@ -27,9 +27,8 @@ Key = tuple[int, ...]
 
 def reuses_on(config: Config) -> bool:
     """Whether block reuse is combined with a configuration's worker and attention backend."""
-    traits = config.traits
     pages = not BACKENDS[config.attention_backend].one_page
-    return traits.chunked_prefill and not traits.keeps_context and pages and not config.recurrent
+    return config.traits.reuses_blocks and pages and not config.recurrent
 
 
 def check_reuse(config: Config) -> None:

@@ -46,6 +46,11 @@ class WorkerTraits:
     rejection_sampling: bool = False
 
     @property
+    def reuses_blocks(self) -> bool:
+        """Whether its prompts may begin with pages of earlier ones: all that it keeps of them is in pages."""
+        return self.chunked_prefill and not self.keeps_context
+
+    @property
     def guides_drafts(self) -> bool:
         """Whether guided decoding takes part in drafting: it follows a chain that a model drafts token by token."""
         return self.drafts_for_contexts and self.draft_model

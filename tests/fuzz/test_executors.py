@@ -131,6 +131,7 @@ def test_a_process_that_hangs_is_killed(running: Path, monkeypatch: pytest.Monke
     assert "gave no sign of life for 2 s" in found.finding.violation.message
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_dies_before_its_first_case_is_an_error_of_the_suite(running: Path) -> None:
     died, error = Spawned(1, running).execute(Queue(unit("Stillborn")))
     assert isinstance(died, WorkerDied)

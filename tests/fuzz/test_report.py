@@ -123,14 +123,24 @@ def test_a_relation_needs_any_of_what_it_compares() -> None:
     total = Summary((find("replay-equals-eager"),))
     for event in events():
         total.feed(event)
-    assert total.unreached == ["replay-equals-eager"]
+    assert total.unmet == ["replay-equals-eager"]
+    assert total.unreached == total.unobservable == []
+
+
+def test_a_relation_without_a_pair_is_a_problem_where_scenarios_are_many_or_it_was_asked_for() -> None:
+    padded = find("padded-equals-unpadded")
+    for cases, named, problem in ((499, False, False), (500, False, True), (1, True, True)):
+        total = Summary((padded,), named=named)
+        for event in (events()[0], BatchFinished(worker="PARDWorker", tally=Tally(cases=cases, observed=padded.reads))):
+            total.feed(event)
+        assert (total.unmet, total.unreached) == (([], [padded.slug]) if problem else ([padded.slug], []))
 
 
 def test_an_invariant_that_no_worker_of_the_run_can_reach_is_none_of_its_problems() -> None:
     one_shot = find("chunked-equals-one-shot")
     for worker, unreached in (("MTPWorker", []), ("PARDWorker", [one_shot.slug])):
         total = Summary((one_shot,))
-        shown = Tally(cases=1, observed=one_shot.reads)
+        shown = Tally(cases=500, observed=one_shot.reads)
         for event in (replace(events()[0], workers=(worker,)), BatchFinished(worker=worker, tally=shown)):
             total.feed(event)
         assert total.unreached == unreached

@@ -26,6 +26,7 @@ from tests.invariants.cases import (
     failing,
     forced,
     guided,
+    hybrid,
     on_backend,
     overlapped,
     overlapping,
@@ -34,6 +35,7 @@ from tests.invariants.cases import (
     replicated,
     separate,
     served,
+    sharing,
     sparse,
     started_up,
 )
@@ -55,13 +57,14 @@ BACKENDS = [separate(on_backend(served(EAGLE), name)) for name in ("DEEPSEEK_V4"
 BACKENDS += [on_backend(started_up(MTP_EAGLE), "FLASHINFER"), on_backend(served(SA), "VANILLA")]
 OVERLAPPED = [overlapped(EAGLE), overlapping(failing(EAGLE)), overlapped(EAGLE_TREE)]
 OVERLAPPED.append(separate(sparse(overlapped(EAGLE), 12)))
-CASES = [*DENSE, *RANKED, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED, *BACKENDS, *OVERLAPPED]
+NEWER = [sharing(EAGLE), hybrid(served(SA)), hybrid(served(MTP)), hybrid(overlapped(EAGLE))]
+CASES = [*DENSE, *RANKED, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED, *BACKENDS, *OVERLAPPED, *NEWER]
 ENGINE = PortableEngine()
 
 
 def test_the_portable_engine_violates_nothing_and_reaches_everything(part_of: PartOf) -> None:
     tally = Tally()
-    cases = part_of(CASES, every=5)
+    cases = part_of(CASES, every=9)
     for scenario in cases:
         verdict = verify(scenario, partial(run, ENGINE))
         assert verdict.violations == ()

@@ -40,6 +40,7 @@ def _sites(scenario: Scenario) -> Mapping[str, int]:
     return steps[-1].sites if len(steps) == len(scenario.steps) else {}
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("id", CHOSEN)
 def test_a_defect_is_found_within_a_few_hundred_scenarios(id: str) -> None:
     workers = (BUGS[id].worker,)

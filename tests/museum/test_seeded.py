@@ -68,6 +68,7 @@ def _engine() -> dict[Any, Any]:
     return {(owner, name): value for owner, names in owners.items() for name, value in names.items()}
 
 
+@pytest.mark.exhaustive
 def test_each_is_taken_out_completely(part_of: PartOf) -> None:
     before = _engine()
     for bug in part_of([*BUGS.values()], every=4):

@@ -70,6 +70,7 @@ def test_one_test_that_ran_is_enough(tmp_path: Path) -> None:
     assert "nothing ran" not in output
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_required_where_that_is_asked_for(tmp_path: Path) -> None:
     status, output = run(tmp_path, TORCH_WITHOUT_GPU, LACKING, "--no-require-gpu")
     assert status == 0
@@ -93,6 +94,7 @@ KNOWN = (
 )
 
 
+@pytest.mark.exhaustive
 def test_known_failures_are_expected_and_crashes_not_launched(tmp_path: Path) -> None:
     (tmp_path / "known_failures.toml").write_text(LEDGER)
     status, output = run(tmp_path, TORCH_WITH_GPU, KNOWN)
@@ -130,6 +132,7 @@ def test_an_entry_that_matches_nothing_is_found(request: pytest.FixtureRequest) 
     assert apply([stale, here], [request.node], Path(__file__).parent) == [stale, here]
 
 
+@pytest.mark.exhaustive
 def test_a_test_that_ran_in_another_process_is_enough(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     # One process has nothing to run.
@@ -148,12 +151,14 @@ def test_a_test_of_another_folder_is_not(tmp_path: Path) -> None:
     assert "gpu_tests: nothing ran: every test was skipped" in output
 
 
+@pytest.mark.exhaustive
 def test_a_failure_stays_a_failure(tmp_path: Path) -> None:
     status, output = run(tmp_path, TORCH_WITH_GPU, "def test_d(): assert 0\n")
     assert status == 1
     assert "nothing ran" not in output
 
 
+@pytest.mark.exhaustive
 def test_a_device_that_computes_no_more_is_a_failure(tmp_path: Path) -> None:
     status, output = run(tmp_path, TORCH_WITH_GPU.replace("return 6", "return 0"), PASSES)
     assert (status, "1 passed, 1 error" in output) == (1, True)

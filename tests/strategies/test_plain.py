@@ -19,6 +19,7 @@ def record(scenario: Scenario) -> Mapping[str, int]:
     return PASSED
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_each_is_valid(worker: str) -> None:
     drawn = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scenarios import WORKERS, Request, Scenario, check, walk
 from scenarios.reuse import reuses_on
 from strategies import configs, scenarios
@@ -26,6 +28,7 @@ def test_block_reuse_is_drawn_for_whoever_has_it_with_pages_that_end_together() 
     assert any(draft > target for draft, target in separate)
 
 
+@pytest.mark.exhaustive
 def test_prompts_find_pages_of_earlier_ones() -> None:
     seen = [s for s in all_of(scenarios(variants=REUSE, max_steps=8), 500) if s.config.enable_block_reuse]
     for scenario in seen:

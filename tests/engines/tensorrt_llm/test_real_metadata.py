@@ -106,6 +106,7 @@ def campaign(monkeypatch, root, **options):
     return tally, [event.finding for event in events if isinstance(event, FindingFound)]
 
 
+@pytest.mark.exhaustive
 def test_a_campaign_draws_both_backends_and_each_fault_fires(monkeypatch, tree):
     drawn, open_session = set(), TensorrtLlmEngine.open
 
@@ -124,7 +125,7 @@ def test_a_campaign_draws_both_backends_and_each_fault_fires(monkeypatch, tree):
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("invariant", ["req-idx-matches-layout", "acceptance-follows-agreement"])
 def test_a_campaign_finds_the_stale_map_either_way_and_shrinks_it(monkeypatch, tree, invariant):
-    options = {"seed": 3, "max_cases": 40, "faults": (), "invariants": (invariant,), "first": True}
+    options = {"seed": 3, "max_cases": 120, "faults": (), "invariants": (invariant,), "first": True}
     _, (finding,) = campaign(monkeypatch, tree(metadata="stale"), **options)
     assert finding.scenario.config.attention_backend == "DSA"
     assert max(len(step.contexts) + len(step.generations) for step in finding.scenario.steps) == 2
