@@ -298,6 +298,7 @@ def test_the_version(capsys: Capture) -> None:
     assert re.fullmatch(r"specfuzz (\d+\.\d+\.\d+|of a checkout that is not installed)\n", capsys.readouterr().out)
 
 
+@pytest.mark.exhaustive
 def test_an_output_that_takes_nothing_gets_one_line() -> None:
     command = [sys.executable, "-m", "fuzz", "list", "workers"]
     with open("/dev/full", "w") as full:
@@ -320,6 +321,7 @@ def test_the_program_as_it_is_started() -> None:
     assert [row["name"] for row in json.loads(done.stdout)] == list(WORKERS)
 
 
+@pytest.mark.exhaustive
 def test_a_reader_that_goes_away_is_no_crash() -> None:
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {sys.executable} -m fuzz list invariants | true"],

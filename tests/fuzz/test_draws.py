@@ -60,6 +60,7 @@ def repeated() -> int:
     return sum(len(set(a) & set(b)) >= 5 for a, b in pairwise(lists))
 
 
+@pytest.mark.exhaustive
 def test_no_example_is_a_variant_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repeated() > 20, "Hypothesis has changed its ways, and each_anew may go"
     with each_anew():

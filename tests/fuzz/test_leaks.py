@@ -46,6 +46,7 @@ def test_the_page_is_right(worker: str, capsys: pytest.CaptureFixture[str]) -> N
     assert enders(shown) <= enders(PAGE)
 
 
+@pytest.mark.exhaustive
 def test_what_is_read_first_is_live(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="the portable engine needs torch")
     from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata

@@ -52,6 +52,7 @@ def test_its_metadata(wheel: ZipFile) -> None:
     ]
 
 
+@pytest.mark.exhaustive
 def test_it_works_away_from_the_checkout(wheel: ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "site")
     # Coverage measures packages by name, and would take these for the checkout's.

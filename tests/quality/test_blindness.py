@@ -87,7 +87,7 @@ def noticed(bug: str, limit: str | None) -> Iterator[Verdict]:
             yield verdict
 
 
-@pytest.mark.exhaustive(every=5)
+@pytest.mark.exhaustive(every=9)
 @pytest.mark.parametrize("bug", BLIND)
 def test_a_limit_hides_a_silent_defect(bug: str) -> None:
     kind, limit = BLIND[bug]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from scenarios import Phase, Scenario, check
 from strategies import scenarios
 from tests.strategies.test_parts import all_of
@@ -20,6 +22,7 @@ def _kinds(case: Scenario) -> Counter[str]:
     return kinds
 
 
+@pytest.mark.exhaustive
 def test_a_fair_share_has_several_ranks_in_all_kinds_of_steps() -> None:
     seen = all_of(scenarios(variants=["attention_dp_size"], max_steps=6), 250)
     several = [check(case) for case in seen if case.config.attention_dp_size > 1]
