@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import is_current_stream_capturing, maybe_pin_memory
-from engines.portable.cache_values import committed
+from engines.portable.cache_values import committed, known
 from engines.portable.device_values import DeviceValues, laid_out
 from engines.portable.mismatches import ANYTHING, Mismatches, Region
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
@@ -56,6 +56,10 @@ class DeviceChecks:
     Fields that are not expected are not compared, nor is a failure (``failed``). The run of a graph that its capture
     ends with is compared at its ends only: what lies between them is recorded before it is known.
 
+    With the overlap scheduler what a step leaves in caches is compared when it is launched (``launched``): what runs
+    next is behind that on the device. How much of it is committed the host does not know by then, but what is expected
+    says. So what is expected of a step must include what follows when it is processed (``updated``), if it is.
+
     caches  whether what the KV caches hold is compared after each step, too
     """
 
@@ -75,9 +79,12 @@ class DeviceChecks:
         self._graphs = executor.model_engine.cuda_graph_runner.graphs
         self._expect = expect
         self._mismatches = mismatches
-        self._values = DeviceValues(config, executor.spec_resource_manager, worker)
+        self._values = DeviceValues(config, executor, worker)
         self._compared: dict[int, _Graph] = {}
         self._said: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self._in_flight: Mapping[str, Any] | None = None
+        self._batch = ScheduledRequests()
+        self._position_ids: Tensor | None = None
         self._attn: Any = None
         self._spec: Any = None
         self._replays = False
@@ -89,7 +96,7 @@ class DeviceChecks:
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
         """A step is about to start; whoever drives the session has told ``mismatches`` which."""
         self._said = {substep.key: substep.fields for substep in self._expect(step).substeps}
-        self._begin, self._run = 0, -1
+        self._begin, self._run, self._batch = 0, -1, batch
         self._replays = step.phase is Phase.REPLAY
         self._uploaded = {}
 
@@ -100,6 +107,8 @@ class DeviceChecks:
     def prepared(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the inputs were prepared."""
         self._attn, self._spec = result["attn_metadata"], result["spec_metadata"]
+        with _unseen():
+            self._values.begin(self._batch)
         if self._replays:
             self._foresee(self._compared[id(self._attn)])
         self._check(PREPARED, result)
@@ -107,18 +116,21 @@ class DeviceChecks:
     def entered(self, args: Any, kwargs: Any) -> None:
         """Before a forward of the model; that of a capture was entered when the capture began."""
         if not is_current_stream_capturing():
-            self._enter()
+            self._enter(kwargs["position_ids"])
 
     def capture_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is captured: the last moment at which something can be allocated outside of it."""
-        self._enter()
+        self._enter(args[2]["position_ids"])
         with _unseen():
             expected = torch.full((self._most_inside(),), ANYTHING, dtype=torch.int64, device=self._mismatches.device)
         self._compared[id(self._attn)] = _Graph(expected)
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is replayed."""
-        self._enter()
+        given = args[1]["position_ids"]
+        self._enter(given)
+        static = self._executor.model_engine.cuda_graph_runner.static_inputs["position_ids"]
+        self._position_ids = static[..., : given.shape[-1]]
         graph = self._compared[id(self._attn)]
         if graph.size:
             with _unseen():
@@ -158,31 +170,56 @@ class DeviceChecks:
         self._check(RESTORED, result)
 
     def updated(self, args: Any, kwargs: Any) -> None:
-        """Before the requests that are finished end: what the caches hold of all that are active."""
-        said = self._said.get((UPDATED, 0), {})
-        with torch.inference_mode(), _unseen():
-            parts = list(committed(self._config, self._executor, said)) if self._caches else []
-            self._compare_all(UPDATED, 0, parts)
+        """Before the requests that are finished end: what the caches hold of all that are active.
+
+        With overlap this may be a step launched before, of which only the pages that are known by now are new.
+        """
+        said, self._in_flight = self._in_flight, None
+        if said is None:
+            said = self._said.get((UPDATED, 0), {})
+            self._compare_kept(said)
+        if self._caches:
+            with torch.inference_mode(), _unseen():
+                self._compare_all(UPDATED, 0, list(known(self._executor, said)))
+
+    def launched(self) -> None:
+        """The step is to be processed with the next one, with overlap."""
+        self._in_flight = self._said.get((UPDATED, 0), {})
+        self._compare_kept(self._in_flight)
 
     def failed(self, error: Exception) -> None:
-        """After a failure nothing is compared."""
+        """After a failure nothing is compared; it took along what was in flight."""
+        self._in_flight = None
 
     def values_inside(self) -> int:
         """Values that one replay of each graph compares between the ends of its forward."""
         return sum(graph.size for graph in self._compared.values())
 
-    def _enter(self) -> None:
+    def _enter(self, position_ids: Tensor) -> None:
         self._run += 1
         self._drafts = 0
+        self._position_ids = position_ids
         self._check(ENTERED, None)
 
     def _check(self, substep: str, arguments: Any) -> None:
         with _unseen():
-            values = self._values.at(substep, self._attn, self._spec, arguments)
+            values = self._values.at(substep, self._attn, self._spec, arguments, self._position_ids)
             if is_current_stream_capturing():
                 self._record(substep, values)
             else:
                 self._compare(substep, values)
+
+    def _compare_kept(self, said: Mapping[str, Any]) -> None:
+        """Compare what caches and slots hold of all requests that run."""
+        if not self._caches:
+            return
+        with torch.inference_mode(), _unseen():
+            parts: list[tuple[str, Tensor, Sequence[int] | None]] = [*committed(self._config, self._executor, said)]
+            parts += [
+                (name, tensor, None if rows is None else laid_out(name, rows, tensor.shape))
+                for name, tensor, rows in self._values.rows.kept(said)
+            ]
+            self._compare_all(UPDATED, 0, parts)
 
     def _compare(self, substep: str, values: Mapping[str, Tensor]) -> None:
         """Compare what is expected now."""
@@ -281,7 +318,7 @@ class DeviceChecks:
         width = config.tokens_per_gen_step(config.max_draft_len)
         nodes = max(width, config.max_draft_len * config.dynamic_tree_max_topK)
         of_token = 6 + config.index_topk
-        of_row = 12 + 2 * (1 + config.max_draft_len) + nodes * (3 + nodes // 32)
+        of_row = 12 + 3 * (1 + config.max_draft_len) + nodes * (4 + nodes // 32)
         return (config.max_draft_len + 3) * attn.num_seqs * (nodes * of_token + of_row)
 
 

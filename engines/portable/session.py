@@ -110,9 +110,10 @@ class PortableSession:
         If copies are to stall, another session lives through them first, to see what copies read that run late.
         """
         self._executor.model_engine.cuda_graph_runner.replays = any(step.phase is Phase.REPLAY for step in steps)
-        if self._config.stall_copies and isinstance(self._observer, Observer) and self._copies is not None:
+        if self._config.stall_copies and self._observer is not None and self._watch_copies() is not None:
             self._copies = HostCopies(self._latest_reads(steps))
-            self._observer.copies = self._copies
+            if isinstance(self._observer, Observer):
+                self._observer.copies = self._copies
 
     def _latest_reads(self, steps: Collection[Step]) -> dict[int, Tensor]:
         """What copies would read at the last moment that the host leaves them in these steps, by their numbers."""
@@ -191,6 +192,8 @@ class PortableSession:
                 self._steps[self._in_flight] = replace(trace, substeps=(*trace.substeps, landed))
             if launched is not None:
                 self._observer.launched(launched.iteration.batch, self._committed(launched))
+        elif isinstance(self._observer, DeviceChecks) and launched is not None:
+            self._observer.launched()
         self._in_flight = None if launched is None else index
 
     def _drain(self) -> None:
@@ -199,7 +202,7 @@ class PortableSession:
             return
         last, step = self._in_flight, Step(draft_len=self._config.max_draft_len)
         self._step, self._bracket = step, Bracket(None)
-        if self._observer is not None:
+        if isinstance(self._observer, Observer):
             self._observer.begin(step, ScheduledRequests())
         outcome, error = self._execute(Iteration(ScheduledRequests(), step.phase, step.draft_len))
         self._land(None)
