@@ -55,21 +55,22 @@ def known(executor: PyExecutor, said: Mapping[str, Any]) -> Iterator[tuple[str, 
             field = KNOWN_CONTENT[layer]
             if field not in said or not (pages or said[field]):
                 continue
-            slots = manager.get_buffers(layer).index_select(0, _index(manager._memory_pool_indices(pages), manager))
+            places = manager._memory_pool_indices(pages)
+            slots = manager.get_buffers(layer).index_select(0, uploaded_index(places, manager.device))
             fits = [len(page) for page in said[field]] == [manager.tokens_per_block] * len(pages)
             yield field, slots.flatten(), [slot for page in said[field] for slot in page] if fits else None
 
 
-def _index(pages: Sequence[int], manager: KVCacheManager) -> Tensor:
-    flat = torch.tensor(pages, dtype=torch.int64)
-    return maybe_pin_memory(flat, manager.device).to(manager.device, non_blocking=True)
+def uploaded_index(places: Sequence[int], device: torch.device) -> Tensor:
+    """Places in a pool, int64, on the device; nobody waits for them."""
+    return maybe_pin_memory(torch.tensor(places, dtype=torch.int64), device).to(device, non_blocking=True)
 
 
 def _pools(manager: KVCacheManager, used: Mapping[int, int]) -> tuple[Tensor, Sequence[int]]:
     """The used pages of every pool, [pools, slots], and the slots of each request among them."""
     size = manager.tokens_per_block
     pages = [manager.get_memory_pool_indices(i)[: -(-tokens // size)] for i, tokens in used.items()]
-    index = _index([page for owned in pages for page in owned], manager)
+    index = uploaded_index([page for owned in pages for page in owned], manager.device)
     return manager.kv_cache_pools.index_select(1, index).flatten(1), [len(owned) * size for owned in pages]
 
 

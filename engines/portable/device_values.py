@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from math import prod
 from typing import Any, Final, cast
 
@@ -26,6 +25,9 @@ from scenarios import BACKENDS, Config
 from scenarios.trace import ENTERED, PREPARED, RESTORED, SAVED, VERIFIED
 
 Values = dict[str, Tensor]
+
+OUTPUTS: Final = ("new_tokens", "new_tokens_lens", "next_draft_tokens", "next_new_tokens")
+"""Outputs of a forward."""
 
 _MASK: Final = "spec_decoding_packed_mask"
 _DENSE: Final = "topk_indices_buffer"
@@ -116,8 +118,7 @@ class DeviceValues:
         return values
 
     def _restored(self, attn: Any, spec: Any, outputs: Mapping[str, Tensor]) -> Values:
-        names = ("new_tokens", "new_tokens_lens", "next_draft_tokens", "next_new_tokens")
-        values = self._lens(attn) | {name: outputs[name] for name in names}
+        values = self._lens(attn) | {name: outputs[name] for name in OUTPUTS}
         gens, draft_len = spec.num_generations, spec.runtime_draft_len
         if gens and draft_len and (buffers := enhancer_buffers(self._worker)):
             values["sa_match_len"] = buffers["sa_match_len"][:gens]
@@ -204,12 +205,12 @@ def laid_out(field: str, value: Any, shape: Sequence[int]) -> Sequence[int] | No
         value = [[ANYTHING] * width if row is None else [*row, *[-1] * (width - len(row))] for row in value]
     elif field in OPEN_ROWS:
         value = [() if row is None else row for row in value]
-    lens = set(map(len, value))
-    if lens and max(lens) > width:
-        return None
-    if lens != {width}:
-        value = [[*row, *[ANYTHING] * (width - len(row))] for row in value]
-    return list(chain.from_iterable(value))
+    flat: list[int] = []
+    anything = [ANYTHING] * width
+    for row in value:
+        flat += row
+        flat += anything[len(row) :]
+    return flat if len(flat) == width * len(value) else None
 
 
 def _packed(value: Sequence[Sequence[Sequence[int]]], count: int, words: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from engines.portable._utils import maybe_pin_memory
+from engines.portable.cache_values import uploaded_index
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.mamba_cache_manager import MambaHybridCacheManager
 from engines.portable.pyexecutor.py_executor import PyExecutor
@@ -26,6 +26,7 @@ class RowValues:
     """Finds the tensors of one engine; nothing where it has neither kind of state.
 
     Slots of states are those that the manager knows, not those that the metadata tells the device, which may be wrong.
+    They are kept at one address, for graphs that compare.
     """
 
     def __init__(self, config: Config, executor: PyExecutor) -> None:
@@ -33,18 +34,22 @@ class RowValues:
         self._states = manager if config.recurrent and isinstance(manager, MambaHybridCacheManager) else None
         self._proposals = executor.seq_slot_manager if config.rejection_sampling else None
         self._executor = executor
-        self._slots: Tensor | None = None
+        rows = config.max_num_requests if self._states is not None else 0
+        self._slots = torch.zeros(rows, dtype=torch.int64, device=executor.kv_cache_manager.device)
+        self._size = 0
 
     def begin(self, batch: ScheduledRequests) -> None:
         """A batch has been prepared."""
         if self._states is not None:
-            self._slots = self._index(self._states.get_state_indices([r.py_request_id for r in batch.all_requests()]))
+            slots = self._index(self._states.get_state_indices([r.py_request_id for r in batch.all_requests()]))
+            self._size = len(slots)
+            self._slots[: self._size].copy_(slots)
 
     def entered(self) -> Values:
         """Live states that a forward finds."""
-        if self._states is None or self._slots is None:
+        if self._states is None:
             return {}
-        return {"ssm_states": self._states.ssm_states.index_select(0, self._slots)}
+        return {"ssm_states": self._states.ssm_states.index_select(0, self._slots[: self._size])}
 
     def verified(self, attn: Any, spec: Any) -> Values:
         """What the generations have to choose from, and what was proposed for their drafts."""
@@ -100,5 +105,4 @@ class RowValues:
         return rows[:, : spec.runtime_draft_len]
 
     def _index(self, slots: Sequence[int]) -> Tensor:
-        device = self._executor.kv_cache_manager.device
-        return maybe_pin_memory(torch.tensor(slots, dtype=torch.int64), device).to(device, non_blocking=True)
+        return uploaded_index(slots, self._executor.kv_cache_manager.device)

@@ -18,6 +18,7 @@ from engines.portable.device_checks import DeviceChecks, Expect
 from engines.portable.distributed import PeerBatch
 from engines.portable.mismatches import Mismatches
 from engines.portable.observation import Observer
+from engines.portable.plan import Plan
 from engines.portable.pyexecutor.attention_dp import dummy_context, dummy_generation
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import BatchState, Iteration, PyExecutor
@@ -31,7 +32,6 @@ from scenarios import (
     Generation,
     Phase,
     Request,
-    Schedule,
     Step,
     StepTrace,
     Substep,
@@ -76,7 +76,7 @@ class PortableSession:
     ) -> None:
         self._config = config
         self._given = requests
-        self._schedule: Schedule | None = Schedule(config, requests)
+        self._plan = Plan(config, requests)
         self._record = record
         self._device = device
         self._kernels = self._kernel_forms(device)
@@ -100,15 +100,15 @@ class PortableSession:
 
     def add(self, request: Request) -> None:
         """Queue a request; it runs when a step names it."""
-        if self._schedule is not None:
-            self._schedule.add(request)
+        self._plan.add(request)
         self._requests[request.id] = self._llm_request(request)
 
     def foresee(self, steps: Collection[Step]) -> None:
-        """Hear of all steps to come: where none replays a graph, none is recorded.
+        """Hear of all steps to come, which are checked now: where none replays a graph, none is recorded.
 
         If copies are to stall, another session lives through them first, to see what copies read that run late.
         """
+        self._plan.foresee(steps, len(self._steps))
         self._executor.model_engine.cuda_graph_runner.replays = any(step.phase is Phase.REPLAY for step in steps)
         if self._config.stall_copies and self._observer is not None and self._watch_copies() is not None:
             self._copies = HostCopies(self._latest_reads(steps))
@@ -136,8 +136,7 @@ class PortableSession:
         index = len(self._steps)
         if self._over:
             raise UsageError("session: a fatal failure has ended the run; open a new session")
-        if self._schedule is not None:
-            self._schedule.advance(step, f"steps[{index}]")
+        self._plan.take(step, index)
         self._step, self._bracket = step, Bracket(None)
         self._tell_ranks(step)
         iteration, rows = self._iteration(step)
@@ -287,7 +286,8 @@ class PortableSession:
         if not threshold:
             agree = [row.agree for row in rows]
             steering.steer(agree, [row.near for row in rows])
-            steering.steer_automata(agree, agree)
+            if not self._config.traits.draft_model:
+                steering.steer_automata(agree, agree)
             return
         takes_over = [isinstance(row, Generation) and row.match >= threshold for row in rows]
         # Layers keep what they drafted, right or wrong, once it is accepted.
@@ -319,7 +319,7 @@ class PortableSession:
         """Forget the requests that ended, and the schedule once the run has left its plan."""
         planned = error is None if step.fault is None else is_injected(error)
         if not planned:
-            self._schedule = None
+            self._plan.leave()
         ended = [request for request in self._requests.values() if request.is_finished]
         if error is not None:
             started = [r for r in self._requests.values() if r.context_current_position or r.generated]

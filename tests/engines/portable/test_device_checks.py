@@ -146,7 +146,7 @@ def test_pages_that_are_known_and_that_nobody_has(overlap: bool) -> None:
     assert (found.field, found.count) == ("known_draft_kv", 1)
 
 
-def test_replays_of_one_form_have_one_upload_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_has_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     uploads: list[int] = []
     upload = DeviceChecks._upload
 
@@ -165,8 +165,8 @@ def test_replays_of_one_form_have_one_upload_each(monkeypatch: pytest.MonkeyPatc
         before = len(uploads)
         opened.step(step)
         taken.append(len(uploads) - before)
-    assert taken[2:] == [4, 1, 1, 1]
-    assert sum(uploads[-7:-3]) == uploads[-1], "each says the same"
+    assert taken[2:] == [1, 1, 1, 1]
+    assert uploads[-1] == uploads[-4] > opened._observer.values_inside() > 0
     assert mismatches.read() is None
 
 
