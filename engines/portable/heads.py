@@ -84,17 +84,16 @@ class Steering:
 
     def steer(self, agree: list[int], near: list[int]) -> None:
         """Set ``agree`` for the rows of the next step, and how many drafts behind these are to come close."""
-        self._steer(self._rows, [(a, a + n) for a, n in zip(agree, near)])
+        self._steer(self._rows, [value for a, n in zip(agree, near) for value in (a, a + n)])
 
     def steer_automata(self, agree: list[int], match: list[int]) -> None:
         """Set ``sa_agree`` and ``sa_match`` for the rows of the next step that have an automaton."""
-        self._steer(self._automata, list(zip(agree, match)))
+        self._steer(self._automata, [value for pair in zip(agree, match) for value in pair])
 
     @staticmethod
-    def _steer(rows: Tensor, values: list[tuple[int, int]]) -> None:
-        if values:
-            host = torch.tensor(values, pin_memory=prefer_pinned(rows.device))
-            copy_to_device("steering", rows[: len(values)], host)
+    def _steer(rows: Tensor, values: list[int]) -> None:
+        host = torch.tensor(values, dtype=torch.int64, pin_memory=prefer_pinned(rows.device)).view(-1, 2)
+        copy_to_device("steering", rows[: len(host)], host)
 
     def disturb(self, tokens: Tensor, attn_metadata: Any) -> Tensor:
         """``tokens`` of the generations, int64 [G * drafts], some of them turned into ones to disagree with."""

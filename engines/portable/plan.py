@@ -25,11 +25,13 @@ class Plan:
             self._schedule.add(request)
 
     def foresee(self, steps: Iterable[Step], begin: int) -> None:
-        """Check all steps to come, the first of which has index ``begin``."""
+        """Check all steps to come, the first of which has index ``begin``; what is behind an end need not come."""
         if self._schedule is not None:
             self._catch_up()
             ahead = self._schedule.fork()
             for index, step in enumerate(steps, begin):
+                if ahead.over:
+                    break
                 ahead.advance(step, f"steps[{index}]")
                 self._ahead.append(step)
 

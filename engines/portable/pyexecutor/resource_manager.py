@@ -172,9 +172,12 @@ class KVCacheManager:
         Columns after a request's pages are 0, a valid page.
         """
         columns = self.max_blocks_per_seq
-        padding = [0] * columns
-        rows = [(self.get_memory_pool_indices(request_id) + padding)[:columns] for request_id in request_ids]
-        return host_tensor([page for row in rows for page in row], self.device).view(len(rows), columns)
+        flat: list[int] = []
+        for request_id in request_ids:
+            pages = self.get_memory_pool_indices(request_id)[:columns]
+            flat += pages
+            flat += [0] * (columns - len(pages))
+        return host_tensor(flat, self.device).view(len(request_ids), columns)
 
     def get_block_ids_per_seq(self, request_ids: Sequence[int]) -> torch.Tensor:
         """What a kernel of flash MLA is told of the pages of each request: int32 [n, max_blocks_per_seq], host.
