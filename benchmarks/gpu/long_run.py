@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.gpu.drawn import drawn
 from benchmarks.gpu.measure import record
-from benchmarks.gpu.serving import dimensions, serving
+from benchmarks.gpu.serving import drawn_dimensions, serving
 from engines.portable import PortableEngine
 from fuzz.on_device import DeviceHunt
 from scenarios import WORKERS, Config, Phase, Scenario
@@ -93,7 +93,7 @@ def endless(process: int) -> Iterator[Scenario]:
                 steps=40,
                 backend=backend,
                 seed=random.randrange(1 << 30),
-                **dimensions(random, worker, backend),
+                **drawn_dimensions(random, worker, backend),
             )
 
 

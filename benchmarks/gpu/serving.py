@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -74,18 +75,24 @@ def serving(
     return check(Scenario(config=config, requests=requests, steps=(*capture, *prefills, *served)))
 
 
-def dimensions(random: Random, worker: str, backend: str) -> dict[str, Any]:
-    """Further fields of a configuration, each of which is drawn for every other worker that has it."""
-    traits, fields = WORKERS[worker], {}
-    if random.random() < 0.5 and overlaps_on(backend):
-        fields["overlap"] = True
-    if random.random() < 0.5 and recurs_on(worker, backend):
-        fields["recurrent"] = True
-    if random.random() < 0.5 and traits.rejection_sampling:
-        fields["rejection_sampling"] = True
+def most_dimensions(worker: str, backend: str) -> dict[str, Any]:
+    """Further fields of a configuration, as many as are combined with each other on a worker and a backend."""
+    return _dimensions(worker, backend, lambda: True)
+
+
+def drawn_dimensions(random: Random, worker: str, backend: str) -> dict[str, Any]:
+    """Further fields of a configuration, each of which is drawn for every other one that may have it."""
+    return _dimensions(worker, backend, lambda: random.random() < 0.5)
+
+
+def _dimensions(worker: str, backend: str, wanted: Callable[[], bool]) -> dict[str, Any]:
+    traits = WORKERS[worker]
+    fields: dict[str, Any] = {
+        "overlap": wanted() and overlaps_on(backend),
+        "recurrent": wanted() and recurs_on(worker, backend),
+        "rejection_sampling": wanted() and traits.rejection_sampling,
+    }
     config = Config(worker=worker, max_draft_len=1, attention_backend=backend, **fields)
-    if random.random() < 0.5 and reuses_on(config):
-        fields["enable_block_reuse"] = True
-    if random.random() < 0.5 and traits.shares_draft_head:
-        fields |= {"tp_size": 2, "tp_rank": random.randrange(2)}
-    return fields
+    fields["enable_block_reuse"] = wanted() and reuses_on(config)
+    shards = 2 if wanted() and traits.shares_draft_head else 1
+    return {**fields, "tp_size": shards, "tp_rank": shards - 1}

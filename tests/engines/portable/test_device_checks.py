@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 
 import reference
-from benchmarks.gpu.serving import serving
+from benchmarks.gpu.serving import most_dimensions, serving
 from engines.portable import Mismatches, PortableEngine
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER
 from engines.portable.device_checks import DeviceChecks
@@ -60,6 +60,8 @@ def found(scenario: Scenario) -> Any:
 def test_the_clean_engine_has_no_mismatch(worker: str, backend: str) -> None:
     if not BACKENDS[backend].sparse or WORKERS[worker].sparse:
         assert found(serving(worker, batch=3, draft_len=3, steps=3, backend=backend)) is None
+        dimensions = most_dimensions(worker, backend)
+        assert found(serving(worker, batch=3, draft_len=3, steps=3, backend=backend, **dimensions)) is None
 
 
 @settings(max_examples=25)
