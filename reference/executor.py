@@ -226,6 +226,8 @@ class Session:
         outputs |= recurrent.left(batch, phase, self._config) | proposals.left(batch, drafting, self._config)
         if self._config.overlap:
             outputs["position_ids"] = batch.position_ids
+        if phase != "replay":
+            outputs["left_open"] = []
         yield RESTORED, restored | outputs | self._worker.own_state(batch, after=True)
 
     def _forced(self, sampled: Batch) -> tuple[int | None, Batch]:

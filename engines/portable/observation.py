@@ -147,6 +147,7 @@ class Observer:
         self._in_flight: _InFlight | None = None
         self._landed: Substep | None = None
         self._graph_key: list[int] | None = None
+        self._left_open: list[str] = []
 
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
         """A step is about to start."""
@@ -256,6 +257,11 @@ class Observer:
             fields["hidden_states"] = kwargs["recurrent_hidden_states"].tolist()
         return fields
 
+    def cleaning_up(self, args: Any, kwargs: Any) -> None:
+        """Before the worker cleans up after its forward, which has nothing to do if that succeeded."""
+        open_states = [name for name in _WORKER_STATE if getattr(self._worker, name, None)]
+        self._left_open = [*open_states, *self._attn_metadata._saved_tensors]
+
     def worker_returned(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the worker's forward."""
         if not self._cuda_capture():
@@ -364,6 +370,8 @@ class Observer:
             **self._rows.restored(self._attn_metadata, self._spec_metadata, replay=self._phase is Phase.REPLAY),
             **self._racing_copies(),
         )
+        if self._phase is not Phase.REPLAY:
+            fields["left_open"] = self._left_open
         self._add(RESTORED, fields)
 
     def _forward_metadata(self, attn: Any, *, of_target: bool = True) -> Fields:
