@@ -310,7 +310,7 @@ class Session:
     def _ledger(self, held: Mapping[int, int], histories: Mapping[int, History]) -> Fields:
         """What is kept for requests that have started, and for no other; ``held`` KV tokens of each."""
         started = {i: history for i, history in histories.items() if history.started}
-        fields = kv_cache.ledgers(held, self._config)
+        fields = kv_cache.ledgers(held, self._config) | {"held_for_nobody": []}
         if self._reuse:
             fields |= self._reuse.fields()
         if self._config.use_relaxed_acceptance_for_thinking:

@@ -17,6 +17,7 @@ from engines.portable.cache_observation import CacheObserver, Committed
 from engines.portable.compressed_observation import CompressedObserver
 from engines.portable.context_observation import DraftContext
 from engines.portable.copies import HostCopies
+from engines.portable.ownership_observation import held_for_nobody
 from engines.portable.page_observation import device_page_fields, host_page_fields
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
@@ -297,6 +298,7 @@ class Observer:
             **self._rows.taken(),
             **self._rows.left(),
             **self._racing_copies(),
+            held_for_nobody=held_for_nobody(self._executor),
         )
         if flight is None:
             self._add(UPDATED, fields, run=0)
@@ -324,7 +326,7 @@ class Observer:
                 **relaxed_deltas_left(self._executor.spec_resource_manager),
                 **reusable_fields(self._executor),
             )
-        fields.update(self._racing_copies())
+        fields.update(self._racing_copies(), held_for_nobody=held_for_nobody(self._executor))
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 

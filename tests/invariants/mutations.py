@@ -335,6 +335,8 @@ _SPEC_METADATA = [
 
 _KV_CACHE = [
     at("kv-ledger-balanced", MIXED, 2, "updated", "kv_tokens", bump(0)),
+    set_to("managers-forget-the-ended", MIXED, 5, "updated", "held_for_nobody", ["KVCacheManager._num_tokens"]),
+    set_to("managers-forget-the-ended", FAILING, 0, "failed", "held_for_nobody", ["KvCacheConnector._block_ids"]),
     at("kv-ledger-balanced", MIXED, 2, "updated", "free_blocks", lambda n: n - 1),
     at("kv-ledger-balanced", MIXED, 2, "updated", "kv_blocks", put(0, [0, 1])),
     at("kv-ledger-balanced", MIXED, 2, "updated", "kv_blocks", lambda b: {r: [7] * len(p) for r, p in b.items()}),
