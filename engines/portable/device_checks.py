@@ -154,6 +154,9 @@ class DeviceChecks:
         self._check(draft(self._drafts), kwargs)
         self._drafts += 1
 
+    def cleaning_up(self, args: Any, kwargs: Any) -> None:
+        """Before the worker cleans up after its forward: what it has left open the host knows."""
+
     def worker_returned(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the worker's forward."""
         self._check(RESTORED, result)
