@@ -20,6 +20,7 @@ from engines.portable.attention.backends.trtllm import DRAFT_LAYER
 from engines.portable.device_checks import DeviceChecks
 from engines.portable.device_values import laid_out
 from engines.portable.mismatches import ANYTHING, Region
+from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from fuzz.on_device import DeviceHunt
 from museum import BUGS, seeded
@@ -90,6 +91,18 @@ def test_a_value_that_is_wrong_inside_a_graph_only() -> None:
     )
     # Traces know nothing of a replay; an emulated capture shows it, a real one does not.
     assert {violation.step for violation in finding.violations} == {0}
+
+
+def test_outputs_that_are_not_those_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = CUDAGraphRunner.replay
+
+    def of_another(self: CUDAGraphRunner, *args: Any) -> dict[str, torch.Tensor]:
+        outputs = replay(self, *args)
+        return {**outputs, "next_draft_tokens": outputs["next_draft_tokens"] + 1}
+
+    monkeypatch.setattr(CUDAGraphRunner, "replay", of_another)
+    finding = found(serving(WORKER, batch=2, draft_len=2, steps=1))
+    assert (finding.step, finding.mismatch[:40]) == (2, "restored (run 0) next_draft_tokens[0][0]")
 
 
 @pytest.mark.parametrize("bug", ["TRT-01/Eagle3OneModelWorker", "TRT-35/Eagle3OneModelWorker/in-flight"])
