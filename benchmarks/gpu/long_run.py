@@ -117,9 +117,10 @@ def share(process: int, steps: int, device: str, ends: int = ENDS) -> Share:
             findings.append(f"process {process}: {finding} in {finding.scenario}")
 
     scenarios = endless(process)
-    # What is made once in a process, kernels and constants, is made now.
+    # What is made once in a process, kernels and constants, is made now, and stays: to collect is cheap from now on.
     run(next(scenarios))
     Memory().look()
+    gc.freeze()
     while sum(len(scenario.steps) for scenario in begun) < ends:
         begun.append(next(scenarios))
         run(begun[-1])
@@ -130,6 +131,7 @@ def share(process: int, steps: int, device: str, ends: int = ENDS) -> Share:
     for scenario in begun:
         run(scenario)
         last.look()
+    gc.unfreeze()
     if (finding := hunt.read()) is not None:
         findings.append(f"process {process}: {finding} in {finding.scenario}")
     return Share(hunt.steps, of, hunt.scenarios, hunt.readings, findings, first, last)
