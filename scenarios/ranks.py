@@ -59,15 +59,18 @@ def check_ranks_config(config: Config) -> None:
     """Raise ``ScenarioError`` unless the rank is one of the ranks."""
     size, rank = config.attention_dp_size, config.attention_dp_rank
     if rank >= size:
-        raise ScenarioError(
-            "config.attention_dp_rank", f"{rank} is no rank of {size}", f"write {size - 1} or less, from 0 on"
-        )
+        raise ScenarioError("config.attention_dp_rank", f"{rank} is no rank of {size}", _one_of(size))
+
+
+def _one_of(size: int) -> str:
+    """What to write for a rank of so many."""
+    return f"write {size - 1} or less, from 0 on" if size > 1 else "write 0, or add ranks"
 
 
 def check_replica(config: Config) -> None:
     """Raise ``ScenarioError`` unless the rank is one of those of tensor parallelism, and there is a head to cut."""
     size, rank = config.tp_size, config.tp_rank
-    require(rank < size, "config.tp_rank", f"{rank} is no rank of {size}", f"write {size - 1} or less, from 0 on")
+    require(rank < size, "config.tp_rank", f"{rank} is no rank of {size}", _one_of(size))
     if size == 1:
         return
     require(

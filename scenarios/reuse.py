@@ -61,6 +61,8 @@ def check_prefix(request: Request, place: str) -> None:
         require(not length, f"{place}.prefix_len", f"{length} tokens are nobody's", "leave it out or add prefix_of")
         return
     require(0 <= source < 2**31, f"{place}.prefix_of", f"{source} is outside 0..2**31-1", "write the id of a request")
+    itself = source == request.id
+    require(not itself, f"{place}.prefix_of", f"{source} is the request itself", "name another, or leave it out")
     require(
         1 <= length <= request.prompt_len,
         f"{place}.prefix_len",

@@ -126,7 +126,7 @@ class Observer:
     ) -> None:
         self._config = config
         self._executor = executor
-        self._device = executor.kv_cache_manager.device
+        self._on_cuda = executor.kv_cache_manager.device.type == "cuda"
         self._caches = CacheObserver(config, executor)
         self._worker = worker
         self._label = Labels()
@@ -330,10 +330,6 @@ class Observer:
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
 
-    @property
-    def _on_cuda(self) -> bool:
-        return self._device.type == "cuda"
-
     def _cuda_capture(self) -> bool:
         return self._on_cuda and is_current_stream_capturing()
 
@@ -484,7 +480,8 @@ class Observer:
 
     def _tensors(self, attn: Any) -> dict[str, Tensor]:
         """Tensors whose identity matters, by name."""
-        held = {name: vars(attn)[name] for name in self._objects if vars(attn).get(name) is not None}
+        namespace = vars(attn)
+        held = {name: namespace[name] for name in self._objects if namespace.get(name) is not None}
         if self._config.overlap:
             held |= {name: vars(self._executor.model_engine.overlap)[name] for name in _PREVIOUS}
         return held | enhancer_buffers(self._worker)

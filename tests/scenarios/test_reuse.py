@@ -67,6 +67,7 @@ def test_what_it_is_not_combined_with_is_refused_in_one_line(worker: str, fields
         ({"prefix_of": 7}, "prefix_len: 0 is outside 1..4"),
         ({"prefix_of": 7, "prefix_len": 5}, "prefix_len: 5 is outside 1..4"),
         ({"prefix_of": -1, "prefix_len": 1}, "prefix_of: -1 is outside"),
+        ({"prefix_of": 0, "prefix_len": 1}, "prefix_of: 0 is the request itself; name another, or leave it out"),
     ],
 )
 def test_a_prefix_has_a_source_and_a_length(fields: Any, refused: str) -> None:
