@@ -39,12 +39,6 @@ def check_overlap(config: Config) -> None:
         f"is not combined with attention_backend {config.attention_backend}",
         "leave one of them out",
     )
-    require(
-        config.attention_dp_size == 1,
-        "config.attention_dp_size",
-        f"{config.attention_dp_size} ranks are not combined with overlap",
-        "leave one of them out",
-    )
 
 
 def check_idle(config: Config, step: Step, in_flight: bool, field: str) -> None:

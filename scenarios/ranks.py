@@ -6,6 +6,7 @@ does, and a graph only if all have the same batch size. One process plays one ra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scenarios import forced_acceptance as forced
@@ -16,18 +17,25 @@ from scenarios.model import Config, Generation, Peer, Phase, Step
 def padding(config: Config, step: Step) -> tuple[Generation, ...]:
     """The dummies that end the batch of a served step: one on an idle rank, in a graph as many as the largest lacks.
 
-    Empty without other ranks. Each has ``least_history`` cached tokens, and the target accepts none of its drafts but
-    those that may be accepted by force.
+    Empty without other ranks, and where all ranks are idle, as they only may be while a step is in flight. Each has
+    ``least_history`` cached tokens, and the target accepts none of its drafts but those that may be accepted by force.
     """
     if config.attention_dp_size == 1 or step.phase.is_startup:
         return ()
     real = sum(row.request is not None for row in step.rows)
+    if config.overlap and not real and all_idle(step.peers):
+        return ()
     size = max(real, 1)
     if step.phase is Phase.REPLAY:
         size = max(size, *(peer.generations for peer in step.peers))
     force = config.force_num_accepted_tokens
     accept = forced.most(force, step.draft_len) if force else 1
     return (Generation(request=None, past=config.least_history, accept=accept),) * (size - real)
+
+
+def all_idle(peers: Sequence[Peer]) -> bool:
+    """Whether none of the other ranks has anything to run."""
+    return not any(peer.contexts or peer.generations for peer in peers)
 
 
 def kept_in_step(config: Config, step: Step) -> Step:
@@ -45,11 +53,13 @@ def batches(config: Config, step: Step) -> tuple[Peer, ...]:
     """The batch of each rank as it runs, in rank order, dummies included; of a valid step.
 
     In start-up all ranks run the same. A served rank without requests runs one dummy, and in a graph all ranks are as
-    large as the largest.
+    large as the largest. Where all ranks are idle none runs.
     """
     own = Peer(contexts=tuple(row.chunk for row in step.contexts), generations=len(step.generations))
     if step.phase.is_startup:
         return (own,) * config.attention_dp_size
+    if not step.rows:
+        return (Peer(),) * config.attention_dp_size
     least = len(step.rows) if step.phase is Phase.REPLAY else 1
     peers = [peer if len(peer.contexts) + peer.generations >= least else Peer(generations=least) for peer in step.peers]
     return (*peers[: config.attention_dp_rank], own, *peers[config.attention_dp_rank :])
@@ -101,9 +111,8 @@ def check_ranks(config: Config, step: Step, field: str) -> None:
             f"does not end with the {len(dummies)} dummies that keep the ranks in step",
             "end it with these, as scenarios.padding has them, and no other dummy",
         )
-    if not any(row.request is not None for row in step.rows) and not any(
-        p.contexts or p.generations for p in step.peers
-    ):
+    # An iteration that only processes the step in flight is checked as such.
+    if step.rows and not any(row.request is not None for row in step.rows) and all_idle(step.peers):
         raise ScenarioError(f"{field}.peers", "leave all ranks idle", "give one of them a generation")
 
 
