@@ -6,7 +6,6 @@ does, and a graph only if all have the same batch size. One process plays one ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from scenarios import forced_acceptance as forced
@@ -17,25 +16,18 @@ from scenarios.model import Config, Generation, Peer, Phase, Step
 def padding(config: Config, step: Step) -> tuple[Generation, ...]:
     """The dummies that end the batch of a served step: one on an idle rank, in a graph as many as the largest lacks.
 
-    Empty without other ranks, and where all ranks are idle, as they only may be while a step is in flight. Each has
-    ``least_history`` cached tokens, and the target accepts none of its drafts but those that may be accepted by force.
+    Empty without other ranks. Each has ``least_history`` cached tokens, and the target accepts none of its drafts but
+    those that may be accepted by force.
     """
     if config.attention_dp_size == 1 or step.phase.is_startup:
         return ()
     real = sum(row.request is not None for row in step.rows)
-    if config.overlap and not real and all_idle(step.peers):
-        return ()
     size = max(real, 1)
     if step.phase is Phase.REPLAY:
         size = max(size, *(peer.generations for peer in step.peers))
     force = config.force_num_accepted_tokens
     accept = forced.most(force, step.draft_len) if force else 1
     return (Generation(request=None, past=config.least_history, accept=accept),) * (size - real)
-
-
-def all_idle(peers: Sequence[Peer]) -> bool:
-    """Whether none of the other ranks has anything to run."""
-    return not any(peer.contexts or peer.generations for peer in peers)
 
 
 def kept_in_step(config: Config, step: Step) -> Step:
@@ -53,7 +45,7 @@ def batches(config: Config, step: Step) -> tuple[Peer, ...]:
     """The batch of each rank as it runs, in rank order, dummies included; of a valid step.
 
     In start-up all ranks run the same. A served rank without requests runs one dummy, and in a graph all ranks are as
-    large as the largest. Where all ranks are idle none runs.
+    large as the largest. In an iteration that only processes the step in flight none runs anything.
     """
     own = Peer(contexts=tuple(row.chunk for row in step.contexts), generations=len(step.generations))
     if step.phase.is_startup:
@@ -93,9 +85,12 @@ def check_replica(config: Config) -> None:
 
 def check_ranks(config: Config, step: Step, field: str) -> None:
     """Raise ``ScenarioError`` unless ``peers`` are batches of the other ranks and the dummies those they call for."""
-    others = 0 if step.phase.is_startup else config.attention_dp_size - 1
+    others, why = config.attention_dp_size - 1, "one for each other rank"
+    if step.phase.is_startup:
+        others, why = 0, "in start-up all ranks run the same batch"
+    elif not step.rows:
+        others, why = 0, "no rank runs anything in a step without rows"
     if len(step.peers) != others:
-        why = "in start-up all ranks run the same batch" if step.phase.is_startup else "one for each other rank"
         raise ScenarioError(
             f"{field}.peers", f"has {len(step.peers)} entries, not {others}: {why}", f"write {others} of them"
         )
@@ -111,8 +106,9 @@ def check_ranks(config: Config, step: Step, field: str) -> None:
             f"does not end with the {len(dummies)} dummies that keep the ranks in step",
             "end it with these, as scenarios.padding has them, and no other dummy",
         )
-    # An iteration that only processes the step in flight is checked as such.
-    if step.rows and not any(row.request is not None for row in step.rows) and all_idle(step.peers):
+    if not any(row.request is not None for row in step.rows) and not any(
+        p.contexts or p.generations for p in step.peers
+    ):
         raise ScenarioError(f"{field}.peers", "leave all ranks idle", "give one of them a generation")
 
 

@@ -29,8 +29,8 @@ class Schedule:
     ``requests`` maps the id of each request that has entered to its ``RequestState``; ``graphs`` holds the
     (batch size, draft length) pairs captured so far; ``over`` says that a fatal failure ended the run; ``counter``
     is how far forced acceptance has walked through its pool, None once a failed step may have moved it or not.
-    ``in_flight``, with overlap, says that the host has yet to process the last step, and ``dummies`` what that step's
-    dummies are granted: they are the first ones of the next step. ``reuse`` knows which pages may be reused.
+    ``in_flight``, with overlap, says that the host has yet to process the last step. ``reuse`` knows which pages may be
+    reused.
     """
 
     def __init__(self, config: Config, requests: tuple[Request, ...] = ()) -> None:
@@ -43,7 +43,6 @@ class Schedule:
         self.serving = False
         self.over = False
         self.in_flight = False
-        self.dummies: list[int] = []
         self.reuse = Reuse(config)
         for i, request in enumerate(requests):
             self.add(request, f"requests[{i}]")
@@ -85,8 +84,7 @@ class Schedule:
         other.requests = {i: RequestState(**vars(s)) for i, s in self.requests.items()}
         other.graphs = set(self.graphs)
         other.failures, other.serving, other.over = self.failures, self.serving, self.over
-        other.counter, other.in_flight, other.dummies = self.counter, self.in_flight, self.dummies
-        other.reuse = self.reuse.fork()
+        other.counter, other.in_flight, other.reuse = self.counter, self.in_flight, self.reuse.fork()
         return other
 
     @property
@@ -101,18 +99,17 @@ class Schedule:
 
     @property
     def blocks_in_use(self) -> tuple[int, ...]:
-        """Pages held between two steps, by active requests and dummies in flight, in each pool of ``Config.pools``."""
-        held = [s.granted for s in self.requests.values() if s.active]
-        return pages(self.config, [*held, *self.dummies], self.reuse.shared())
+        """Pages held by active requests between two steps, in each pool of ``Config.pools``."""
+        return pages(self.config, [s.granted for s in self.requests.values() if s.active], self.reuse.shared())
 
     def draft_width(self, draft_len: int) -> int:
         """Draft slots of a generation row (upstream: length of ``py_draft_tokens``)."""
         return self.config.tokens_per_gen_step(draft_len) - 1
 
     def context_width(self, draft_len: int) -> int:
-        """Draft slots for which a prompt, or a dummy of a served step, is granted room: with overlap for the longest.
+        """Draft slots for which a prompt is granted room: with overlap those of the longest drafts.
 
-        The host counts all rows of a step in flight, and the draft length may have grown since the first grant.
+        The host counts all rows of a step in flight, and the draft length may have grown since the first chunk.
         """
         return self.draft_width(self.config.max_draft_len if self.config.overlap else draft_len)
 
@@ -170,7 +167,6 @@ class Schedule:
         self._grant(rows)
         self._land()
         self.in_flight = self.config.overlap and self.serving and bool(rows)
-        self.dummies = [row.granted for row in rows if row.request is None and self.in_flight]
         for row, plan in zip(step.rows, rows, strict=True):
             if plan.request is not None and not plan.wasted:
                 self._move(self.requests[plan.request], row, plan, step.draft_len)
@@ -188,13 +184,9 @@ class Schedule:
         if not self.reuse.enabled:
             return
         self.reuse.claim(rows)
+        dummies = [plan.granted for plan in rows if plan.request is None]
         held = [s.granted for s in self.requests.values() if s.active]
-        self.reuse.take(pages(self.config, [*held, *self._dummies(rows)], self.reuse.shared()))
-
-    def _dummies(self, rows: list[RowPlan]) -> list[int]:
-        """What dummies are granted once a step with these rows is launched: those that it lacks are still in flight."""
-        launched = [row.granted for row in rows if row.request is None]
-        return launched + self.dummies[len(launched) :]
+        self.reuse.take(pages(self.config, [*held, *dummies], self.reuse.shared()))
 
     def _move(self, state: RequestState, row: Context | Generation, plan: RowPlan, draft_len: int) -> None:
         """What the step has made of a request."""
@@ -225,7 +217,7 @@ class Schedule:
     def _fail(self, step: Step) -> None:
         """What was in flight is lost, as every request in it has failed."""
         assert step.fault is not None
-        self.in_flight, self.dummies = False, []
+        self.in_flight = False
         if not self.tolerates(step):
             self.over = True
         elif step.phase is not Phase.WARMUP:
@@ -312,8 +304,7 @@ class Schedule:
                 f"{row.accept} is outside 1..{most}",
                 "leave it out, as a dummy has no tree of drafts" if config.traits.tree else "write 1 to K + 1",
             )
-            width = self.draft_width(k) if step.phase.is_startup else self.context_width(k)
-            granted = row.past + 1 + config.num_extra_kv_tokens + width
+            granted = row.past + 1 + config.num_extra_kv_tokens + self.draft_width(k)
             return RowPlan(None, False, row.past, query, row.accept, granted)
         for name, default in (("past", 0), ("accept", 1)):
             _require(
@@ -416,10 +407,9 @@ class Schedule:
                     "end the request earlier or raise config.max_seq_len",
                 )
         held = [s.granted for r, s in self.requests.items() if s.active and r not in seen]
-        held += [row.granted for row in rows if row.request is not None]
         trial = self.reuse.fork()
         trial.claim(rows)
-        check_pools(config, (*held, *self._dummies(rows)), field, trial.shared())
+        check_pools(config, (*held, *(r.granted for r in rows)), field, trial.shared())
 
     def _check_graph(self, step: Step, field: str) -> None:
         if step.phase in (Phase.CAPTURE, Phase.REPLAY):
