@@ -57,7 +57,8 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     if overlap and overlaps_on(config.attention_backend):
         # Here too, though drawn.
         vocabulary = vocabulary and config.traits.draft_vocab
-        return replace(config, draft_vocab_map=vocabulary, host_offload=False, overlap=True)
+        config = replace(config, draft_vocab_map=vocabulary, host_offload=False, overlap=True)
+        return replace(config, attention_dp_size=ranks, attention_dp_rank=rank)
     return replace(
         config,
         force_num_accepted_tokens=force if forces else 0.0,

@@ -122,9 +122,7 @@ BUSY = (Peer(generations=1),)
 
 def test_all_ranks_may_be_idle_while_a_step_is_in_flight() -> None:
     check(scenario(replace(PROMPT, peers=BUSY), IDLE, replace(NEXT, peers=BUSY), config=RANKS))
-    with pytest.raises(
-        ScenarioError, match=r"^steps\[1\].peers: has 1 entries, not 0: no rank runs anything in a step"
-    ):
+    with pytest.raises(ScenarioError, match=r"^steps\[1\].peers: has 1 entries, not 0: no rank runs anything"):
         check(scenario(replace(PROMPT, peers=BUSY), replace(IDLE, peers=BUSY), config=RANKS))
     with pytest.raises(ScenarioError, match=r"^steps\[0\]: the batch is empty and no step is in flight"):
         check(scenario(IDLE, config=RANKS))

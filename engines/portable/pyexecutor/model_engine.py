@@ -88,7 +88,7 @@ class PyTorchModelEngine:
     ) -> dict[str, Tensor]:
         """Prepare the batch and run it.
 
-        new_tensors_device  outputs of the step in flight, to which ``py_batch_idx`` of requests refers
+        new_tensors_device  outputs of the step in flight, to which ``previous_row`` of requests refers
         use_cuda_graph  replay the graph of its shape
         capture         capture that graph, again if there is one
         """
@@ -231,11 +231,11 @@ class PyTorchModelEngine:
         for request in scheduled_requests.generation_requests:
             drafts = request.py_draft_tokens
             begin = len(rows.input_ids)
-            in_flight = previous is not None and request.py_batch_idx is not None
+            in_flight = previous is not None and request.previous_row is not None
             tokens = [0 if in_flight else request.generated[-1], *drafts]
             past = request.num_cached_tokens
             positions = [past] * len(tokens) if self.spec_config.use_dynamic_tree else range(past, past + len(tokens))
-            if previous is not None and request.py_batch_idx is not None:
+            if previous is not None and request.previous_row is not None:
                 past += previous.tokens_per_gen_step
             self._add_sequence(rows, tokens, past, positions, request.py_prompt_len, request.py_request_id)
             rows.gather_ids.extend(range(begin, len(rows.input_ids)))

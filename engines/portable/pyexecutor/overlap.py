@@ -97,7 +97,7 @@ class OverlapInputs:
     @staticmethod
     def _rows(generations: Sequence[LlmRequest]) -> list[int]:
         """Row in flight of each request: they may be left out of a batch, or stand in it in another order."""
-        return [NO_PREVIOUS_ROW if r.py_batch_idx is None else r.py_batch_idx for r in generations]
+        return [NO_PREVIOUS_ROW if r.previous_row is None else r.previous_row for r in generations]
 
     def correct(self, inputs: dict[str, Any]) -> None:
         """Move positions and KV lengths of the generations, in place, to where they are."""
