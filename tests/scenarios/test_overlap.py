@@ -97,7 +97,6 @@ def test_what_cannot_be_is_refused_in_one_line(steps: tuple[Step, ...], message:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sa_threshold": 2}, "config.sa_threshold: is not combined with overlap; leave one of them out"),
         # One token more than the true length is too much.
         ({"max_seq_len": 6 + 4 + 1}, "steps[1].generations[0]: its KV length 12 (extra tokens included) exceeds"),
     ],

@@ -172,19 +172,22 @@ class PyExecutor:
         outputs = self._launch(iteration) if iteration.batch.all_requests() else None
         overlaps = not (self.disable_overlap_scheduler or iteration.phase.is_startup)
         if overlaps:
-            self._updated = self.previous_batch
-            if self._updated is not None:
-                for request in self._updated.iteration.batch.all_requests():
-                    request.py_batch_idx = None
-                self.sampler.update_requests(self._updated.sample_state)
+            self._update_requests(self.previous_batch)
         if outputs is None:
             return
         launched = self._sample(iteration, outputs)
         if overlaps:
             self._launched = launched
         else:
+            self._update_requests(launched)
+
+    def _update_requests(self, launched: BatchState | None) -> None:
+        """Wait for a step, if there is one, and update its requests."""
+        self._updated = launched
+        if launched is not None:
+            for request in launched.iteration.batch.all_requests():
+                request.py_batch_idx = None
             self.sampler.update_requests(launched.sample_state)
-            self._updated = launched
 
     def _launch(self, iteration: Iteration) -> dict[str, Tensor]:
         batch, phase = iteration.batch, iteration.phase

@@ -101,6 +101,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         ),
         dist=dist,
         enable_overlap=config.overlap,
+        guided_decoder=guided_decoder,
     )
     return PyExecutor(
         model_engine,
