@@ -10,7 +10,7 @@ from typing import Any
 from museum.bug import DFLASH, EAGLE3, MTP, PARD, SA, Patch, bug
 
 _REFERENCE = "TensorRT-LLM, no public number"
-_GUIDED = ("matchers-follow-text", "guided-tokens-allowed", "matchers-equal-reference", "overlap-equals-no-overlap")
+_GUIDED = ("matchers-follow-tokens", "matchers-equal-reference", "overlap-equals-no-overlap")
 _TEXT = ("automaton-holds-text", "history-equals-reference", "automata-equal-reference", "overlap-equals-no-overlap")
 
 
