@@ -77,6 +77,8 @@ def tables(forward: Batch | DraftCall, host: Batch, config: Config) -> Fields:
         return fields | {"_draft_kv_runtime_lens": forward.kv_lens}
     pages = [num_pages(kv, page) for kv in host.kv_lens]
     first = host.num_contexts
-    parts = {"_paged_kv_indptr_prefill": pages[:first], "_paged_kv_indptr_decode": pages[first:]}
-    totals = {name: list(accumulate(counts, initial=0)) for name, counts in (parts | {"_paged_kv_indptr": pages}).items()}
-    return fields | totals
+    return fields | {
+        "_paged_kv_indptr_prefill": list(accumulate(pages[:first], initial=0)),
+        "_paged_kv_indptr_decode": list(accumulate(pages[first:], initial=0)),
+        "_paged_kv_indptr": list(accumulate(pages, initial=0)),
+    }
