@@ -44,6 +44,7 @@ def kept_in_step(config: Config, step: Step) -> Step:
 def batches(config: Config, step: Step) -> tuple[Peer, ...]:
     """The batch of each rank as it runs, in rank order, dummies included; of a valid step.
 
+    Chunks of this rank are those of the step: where blocks are reused, what they compute is less.
     In start-up all ranks run the same. A served rank without requests runs one dummy, and in a graph all ranks are as
     large as the largest. In an iteration that only processes the step in flight none runs anything.
     """
