@@ -12,7 +12,7 @@ from scenarios.traits import BACKENDS
 
 def overlaps_on(backend: str) -> bool:
     """Whether the overlap scheduler is combined with an attention backend, by name."""
-    # What the host has supposed of a sequence in one page nothing on the device takes back, upstream neither.
+    # Upstream corrects KV lengths on the device; a backend that keeps them on the host alone has none to correct.
     return not BACKENDS[backend].one_page
 
 
@@ -21,7 +21,7 @@ def check_overlap(config: Config) -> None:
     require(
         not config.overlap or overlaps_on(config.attention_backend),
         "config.overlap",
-        f"is not combined with attention_backend {config.attention_backend}",
+        f"is not combined with {config.attention_backend}, where no KV length is corrected on the device",
         "leave one of them out",
     )
 

@@ -97,6 +97,10 @@ def test_what_cannot_be_is_refused_in_one_line(steps: tuple[Step, ...], message:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            {"attention_backend": "VANILLA", "tokens_per_block": 256},
+            "config.overlap: is not combined with VANILLA, where no KV length is corrected on the device; leave one",
+        ),
         # One token more than the true length is too much.
         ({"max_seq_len": 6 + 4 + 1}, "steps[1].generations[0]: its KV length 12 (extra tokens included) exceeds"),
     ],
