@@ -132,3 +132,9 @@ def test_a_dummy_is_of_its_step_alone() -> None:
     idle = kept_in_step(RANKS, replace(IDLE, peers=BUSY))
     plans = [rows[-1] for _, rows in walk(scenario(replace(PROMPT, peers=BUSY), idle, idle, config=RANKS))]
     assert [(plan.past, plan.ahead) for plan in plans[1:]] == [(0, 0)] * 2
+
+
+def test_where_nothing_runs_nothing_is_drawn_by_force() -> None:
+    schedule = Schedule(replace(CONFIG, force_num_accepted_tokens=0.5), (Request(id=0, prompt_len=5),))
+    counters = [(schedule.advance(step), schedule.counter)[1] for step in (PROMPT, IDLE, NEXT)]
+    assert counters == [1, 1, 2]
