@@ -1,16 +1,18 @@
-"""TRT-155: what follows a request's text beside the model is told by a host that is a step behind (overlap scheduler).
+"""TRT-155: grammars, automata and page tables go by a host that is a step behind (overlap scheduler).
 
-No public bugs, but what can go wrong where grammars and automata meet the overlap scheduler.
+No public bugs, but what can go wrong where these meet the overlap scheduler.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DFLASH, EAGLE3, MTP, PARD, SA, Patch, bug
+from museum.bug import DFLASH, EAGLE3, MTP, MTP_EAGLE, PARD, SA, Patch, bug
 
 _REFERENCE = "TensorRT-LLM, no public number"
 _GUIDED = ("matchers-follow-tokens", "matchers-equal-reference", "overlap-equals-no-overlap")
+_PLACES = ("page-arrays-match-layout", "target-cache-holds-the-text")
+_VIEW = ("page-arrays-match-layout", "overlap-equals-no-overlap")
 _TEXT = ("automaton-holds-text", "history-equals-reference", "automata-equal-reference", "overlap-equals-no-overlap")
 
 
@@ -73,3 +75,43 @@ def brought_along_late(patch: Patch) -> None:
                 self._pending[self.slot_manager.get_slot(request.py_request_id)] = request.prompt + request.generated
 
     patch(SuffixAutomatonManager, "prepare_resources", prepare_again)
+
+
+@bug(
+    "TRT-155",
+    kind="K3",
+    workers=(EAGLE3, MTP_EAGLE),
+    variant="places",
+    title="FlashInfer's lengths are corrected, and not the places to which tokens are written",
+    reference=_REFERENCE,
+    caught_by=_PLACES,
+)
+def places_of_the_host(patch: Patch) -> None:
+    from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
+
+    correct = FlashInferAttentionMetadata.apply_spec_decode_kv_lens_offsets
+
+    def apply_spec_decode_kv_lens_offsets(self: Any, offsets: Any, num_generations: int) -> None:
+        positions = self._positions.clone()
+        correct(self, offsets, num_generations)
+        self._positions.copy_(positions)
+
+    patch(FlashInferAttentionMetadata, "apply_spec_decode_kv_lens_offsets", apply_spec_decode_kv_lens_offsets)
+
+
+@bug(
+    "TRT-155",
+    kind="K7",
+    workers=(EAGLE3, MTP_EAGLE),
+    variant="view",
+    title="A drafter's view of FlashInfer writes to its own cache where the host took the request to be",
+    reference=_REFERENCE,
+    caught_by=_VIEW,
+)
+def view_of_the_host(patch: Patch) -> None:
+    from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
+
+    def _copy_lengths(self: Any, target: Any) -> None:
+        self._draft_kv_runtime_lens[: target.num_seqs].copy_(target._kv_lens())
+
+    patch(FlashInferAttentionMetadata, "_copy_lengths", _copy_lengths)
