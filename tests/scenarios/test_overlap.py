@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused_in_one_line(steps: tuple[Step, ...], message:
     ("change", "message"),
     [
         (
-            {"attention_backend": "VANILLA", "tokens_per_block": 256},
+            {"worker": "SAWorker", "attention_backend": "VANILLA", "tokens_per_block": 256},
             "config.overlap: is not combined with VANILLA, where no KV length is corrected on the device; leave one",
         ),
         # One token more than the true length is too much.
