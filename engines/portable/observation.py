@@ -290,10 +290,7 @@ class Observer:
             **self._caches.connector(),
             **reusable_fields(self._executor),
             **(self._content(requests.values()) if flight is None else flight.content),
-            **collectives(self._executor.model_engine.dist, self._graph_key),
             **slot_fields(self._executor.spec_resource_manager),
-            **matchers(self._executor.guided_decoder),
-            **relaxed_deltas(self._executor.spec_resource_manager, requests),
             **relaxed_deltas_left(self._executor.spec_resource_manager),
             **self._rows.taken(),
             **self._rows.left(),
@@ -390,13 +387,15 @@ class Observer:
         return fields if self._sparse is None else fields | self._sparse.tables(self._attn_metadata)
 
     def _content(self, requests: Iterable[Committed]) -> Fields:
-        """What caches and the worker keep of these requests."""
+        """What caches and the worker keep of these requests, and what the ranks have told each other for the step."""
         requests = list(requests)
         ids = [request.py_request_id for request in requests]
-        fields = {**self._caches.content(requests), **spec_fields(self._executor.spec_resource_manager, ids)}
+        kept = self._executor.spec_resource_manager
+        fields = {**self._caches.content(requests), **spec_fields(kept, ids), **relaxed_deltas(kept, ids)}
+        fields.update(matchers(self._executor.guided_decoder))
         if self._context is not None:
             fields.update(self._context.content(requests))
-        fields.update(self._rows.content(ids))
+        fields.update(self._rows.content(ids), **collectives(self._executor.model_engine.dist, self._graph_key))
         if self._tree is not None:
             fields["draft_tree"] = self._tree.draft_trees(requests)
         return fields
