@@ -91,6 +91,19 @@ def test_a_relation_does_not_compare_what_is_drafted_for_dummies_where_that_is_n
     assert (found.step, found.field) == (1, "worker_state")
 
 
+def test_a_relation_whose_twin_the_engine_cannot_run_says_nothing() -> None:
+    def run(asked: Scenario) -> Trace:
+        if asked != MIXED:
+            raise UsageError("steps[0].draft_len: this version always drafts 2 tokens; write 2")
+        return dressed(asked)
+
+    verdict = verify(MIXED, run, only=["draft-lengths-do-not-matter", "output-lossless"])
+    assert verdict.violations == ()
+    assert verdict.counts["draft-lengths-do-not-matter"] == (0, 0)
+    with pytest.raises(UsageError, match="always drafts"):
+        verify(served(MTP), run)
+
+
 def test_only_the_asked_invariants_are_counted() -> None:
     verdict = verify(MIXED, dressed, only=["output-lossless", "saved-state-empty"])
     assert list(verdict.counts) == ["saved-state-empty", "output-lossless"]
