@@ -10,7 +10,7 @@ import reference
 from invariants.case import Case, Moment
 from invariants.check import Check
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find
-from scenarios import Scenario, Trace, UsageError, Violation
+from scenarios import Scenario, ScenarioError, Trace, UsageError, Violation
 from scenarios.trace import FAILED, PREPARED, UPDATED
 
 Counts = Mapping[str, tuple[int, int]]
@@ -113,6 +113,9 @@ def _ask(invariant: Invariant, case: Case, check: Check, run: Run) -> None:
             return
         try:
             other = run(twin.scenario)
+        except ScenarioError:
+            # The twin itself is wrong.
+            raise
         except UsageError:
             return
         _compare(case, twin, other, check)

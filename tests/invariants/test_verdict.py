@@ -11,7 +11,7 @@ import pytest
 import reference
 from invariants import Tally, Verdict, all_invariants, verify
 from invariants.check import difference
-from scenarios import Scenario, Trace, UsageError
+from scenarios import Scenario, ScenarioError, Trace, UsageError
 from tests.invariants.cases import EAGLE, MTP, failing, served, started_up
 from tests.invariants.synthetic import dressed, edit, edit_step
 
@@ -102,6 +102,14 @@ def test_a_relation_whose_twin_the_engine_cannot_run_says_nothing() -> None:
     assert verdict.counts["draft-lengths-do-not-matter"] == (0, 0)
     with pytest.raises(UsageError, match="always drafts"):
         verify(served(MTP), run)
+
+    def no_such_twin(asked: Scenario) -> Trace:
+        if asked != MIXED:
+            raise ScenarioError("steps[0]: could not come first")
+        return dressed(asked)
+
+    with pytest.raises(ScenarioError, match="could not come first"):
+        verify(MIXED, no_such_twin, only=["draft-lengths-do-not-matter"])
 
 
 def test_only_the_asked_invariants_are_counted() -> None:
