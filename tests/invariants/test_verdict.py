@@ -105,7 +105,7 @@ def test_a_relation_whose_twin_the_engine_cannot_run_says_nothing() -> None:
 
     def no_such_twin(asked: Scenario) -> Trace:
         if asked != MIXED:
-            raise ScenarioError("steps[0]: could not come first")
+            raise ScenarioError("steps[0]", "could not come first", "start with another")
         return dressed(asked)
 
     with pytest.raises(ScenarioError, match="could not come first"):
