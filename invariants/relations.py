@@ -39,7 +39,7 @@ _OBJECTS: Final = frozenset(
 """Which tensor objects, pages and slots serve a request is the engine's choice; it may differ from run to run."""
 _DECIDED: Final = frozenset({"skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs", "topk_indices_buffer"})
 """A graph cannot decide anew whether rows are short enough to go without their indexer."""
-_OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives", "graph_key"})
+_OF_PYTHON: Final = frozenset({"worker_state", "left_open", "shared_with_eager", "collectives", "graph_key"})
 """What a replay, which runs no Python of the worker, cannot touch or list."""
 _OF_FORWARDS: Final = frozenset({"collectives", "max_gen_seq_len"})
 """What grows with the number of forwards, and what is the first forward's own until the next ``prepare``."""

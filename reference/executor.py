@@ -226,6 +226,8 @@ class Session:
         outputs |= recurrent.left(batch, phase, self._config) | proposals.left(batch, drafting, self._config)
         if self._config.overlap:
             outputs["position_ids"] = batch.position_ids
+        if phase != "replay":
+            outputs["left_open"] = []
         yield RESTORED, restored | outputs | self._worker.own_state(batch, after=True)
 
     def _forced(self, sampled: Batch) -> tuple[int | None, Batch]:
@@ -308,7 +310,7 @@ class Session:
     def _ledger(self, held: Mapping[int, int], histories: Mapping[int, History]) -> Fields:
         """What is kept for requests that have started, and for no other; ``held`` KV tokens of each."""
         started = {i: history for i, history in histories.items() if history.started}
-        fields = kv_cache.ledgers(held, self._config)
+        fields = kv_cache.ledgers(held, self._config) | {"held_for_nobody": []}
         if self._reuse:
             fields |= self._reuse.fields()
         if self._config.use_relaxed_acceptance_for_thinking:

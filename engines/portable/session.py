@@ -340,6 +340,7 @@ class PortableSession:
             Seam("model.forward", model, "forward", None, before=watch.entered),
             Seam("target_model.forward", model.model, "forward", launch),
             Seam("worker.forward", worker, "forward", None, after=watch.worker_returned),
+            Seam("worker.cleanup", worker, "_ensure_spec_dec_state_restored", None, before=watch.cleaning_up),
             Seam(
                 "worker.sample_and_accept_draft_tokens", worker, "sample_and_accept_draft_tokens", launch,
                 after=watch.verified,

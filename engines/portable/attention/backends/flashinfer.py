@@ -158,6 +158,14 @@ class FlashInferAttentionMetadata(AttentionMetadata):
             self._draft_metadata._sync_draft_view(self)
         return self._draft_metadata
 
+    def get_shared_kv_draft_metadata(
+        self, num_accepted_tokens: Tensor, num_contexts: int
+    ) -> FlashInferAttentionMetadata:
+        """The view with which a drafter reads the target's KV cache once drafts are accepted (int32 [n])."""
+        view = self.get_draft_metadata()
+        view.update_shared_kv_draft_lengths(self, num_accepted_tokens, num_contexts)
+        return view
+
     def _create_draft_view(self, draft_kv_cache_manager: Any) -> FlashInferAttentionMetadata:
         view: Any = copy.copy(self)
         view._saved_tensors, view.cuda_graph_buffers, view._seq_lens_cuda = {}, None, None
