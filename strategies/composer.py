@@ -114,10 +114,12 @@ class Composer:
         started = self._started
         if not started:
             return []
-        # With overlap what follows an end is worth more than what goes on.
-        rarely = 3 if self.schedule.in_flight else 8
+        # With overlap what follows an end is worth more than what goes on, as it is where requests share pages.
+        rarely = 3 if self.schedule.in_flight or self.schedule.reuse.enabled else 8
+        # One that is alone is spared the choice of all: somebody should be there when the next one enters.
         choice = pick(draw, rarely * len(started) + rarely)
-        return started if choice == len(started) + 1 else started[choice - 1 : choice] if choice else []
+        everybody = choice == len(started) + 1 and len(started) > 1
+        return started if everybody else started[choice - 1 : choice] if choice else []
 
     def _draw_rows(self, draw: Draw, phase: Phase | None) -> Step:
         """The next step, without those that end after it."""
