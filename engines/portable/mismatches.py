@@ -1,7 +1,7 @@
 """What differs from what was expected, kept on the device until somebody asks.
 
-Comparing launches kernels and waits for nothing, so it can be part of a CUDA graph. A place is a number: that of the
-step, times ``_PLACES``, and where in the step; the first of all that differ is kept, and how many there are.
+Comparing launches kernels and waits for nothing. A place is a number: that of the step, times ``_PLACES``, and where in
+the step; the first of all that differ is kept, and how many there are.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Mismatches:
     """Gathers what differs in any number of steps, of any sessions on one device; ``read`` brings it to the host.
 
     state  int64 [3], device: the first place, how many there are, and the number that stands for no place
-    step   int64 [1], device: the first place of the running step; graphs read it
+    step   int64 [1], device: the first place of the running step
     """
 
     def __init__(self, device: torch.device) -> None:
