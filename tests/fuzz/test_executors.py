@@ -52,7 +52,9 @@ def unit(engine: str = "Sound", **options: object) -> Unit:
 
 
 def timeless(events: list[Event]) -> list[Event]:
-    return [replace(e, tally=replace(e.tally, seconds=0.0, memory=0)) if isinstance(e, BatchFinished) else e for e in events]
+    return [
+        replace(e, tally=replace(e.tally, seconds=0.0, memory=0)) if isinstance(e, BatchFinished) else e for e in events
+    ]
 
 
 @pytest.fixture
