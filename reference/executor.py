@@ -129,7 +129,7 @@ class Session:
             substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, host, outcome)))
         failed = step.fault is not None
         seen = tuple(
-            replace(s, fields=backend_fields.shown(s.name, dict(s.fields), batch, self._config)) for s in substeps
+            replace(s, fields=backend_fields.shown(s.name, dict(s.fields), host.batch, self._config)) for s in substeps
         )
         taken = StepTrace(flight.index, step.phase, outcome, seen, fired=int(failed), injected=failed)
         self._steps.append(taken)
@@ -242,7 +242,7 @@ class Session:
         """What a forward must find beside the lengths, by backend and worker; what is skipped the host decides."""
         maps = derived(forward, self._config, updated=updated) | seen_compressed(forward, self._config)
         maps |= indexed(forward, self._config) if isinstance(forward, Batch) else {}
-        maps |= backend_fields.tables(forward, self._config)
+        maps |= backend_fields.tables(forward, host, self._config)
         return maps | selection(forward, host, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:

@@ -126,7 +126,7 @@ class Observer:
     ) -> None:
         self._config = config
         self._executor = executor
-        self._device = executor.kv_cache_manager.device
+        self._on_cuda = executor.kv_cache_manager.device.type == "cuda"
         self._caches = CacheObserver(config, executor)
         self._worker = worker
         self._label = Labels()
@@ -290,10 +290,7 @@ class Observer:
             **self._caches.connector(),
             **reusable_fields(self._executor),
             **(self._content(requests.values()) if flight is None else flight.content),
-            **collectives(self._executor.model_engine.dist, self._graph_key),
             **slot_fields(self._executor.spec_resource_manager),
-            **matchers(self._executor.guided_decoder),
-            **relaxed_deltas(self._executor.spec_resource_manager, requests),
             **relaxed_deltas_left(self._executor.spec_resource_manager),
             **self._rows.taken(),
             **self._rows.left(),
@@ -329,10 +326,6 @@ class Observer:
         fields.update(self._racing_copies(), held_for_nobody=held_for_nobody(self._executor))
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
-
-    @property
-    def _on_cuda(self) -> bool:
-        return self._device.type == "cuda"
 
     def _cuda_capture(self) -> bool:
         return self._on_cuda and is_current_stream_capturing()
@@ -394,13 +387,15 @@ class Observer:
         return fields if self._sparse is None else fields | self._sparse.tables(self._attn_metadata)
 
     def _content(self, requests: Iterable[Committed]) -> Fields:
-        """What caches and the worker keep of these requests."""
+        """What caches and the worker keep of these requests, and what the ranks have told each other for the step."""
         requests = list(requests)
         ids = [request.py_request_id for request in requests]
-        fields = {**self._caches.content(requests), **spec_fields(self._executor.spec_resource_manager, ids)}
+        kept = self._executor.spec_resource_manager
+        fields = {**self._caches.content(requests), **spec_fields(kept, ids), **relaxed_deltas(kept, ids)}
+        fields.update(matchers(self._executor.guided_decoder))
         if self._context is not None:
             fields.update(self._context.content(requests))
-        fields.update(self._rows.content(ids))
+        fields.update(self._rows.content(ids), **collectives(self._executor.model_engine.dist, self._graph_key))
         if self._tree is not None:
             fields["draft_tree"] = self._tree.draft_trees(requests)
         return fields
@@ -484,7 +479,8 @@ class Observer:
 
     def _tensors(self, attn: Any) -> dict[str, Tensor]:
         """Tensors whose identity matters, by name."""
-        held = {name: vars(attn)[name] for name in self._objects if vars(attn).get(name) is not None}
+        namespace = vars(attn)
+        held = {name: namespace[name] for name in self._objects if namespace.get(name) is not None}
         if self._config.overlap:
             held |= {name: vars(self._executor.model_engine.overlap)[name] for name in _PREVIOUS}
         return held | enhancer_buffers(self._worker)
