@@ -46,12 +46,6 @@ def check_reuse(config: Config) -> None:
         "leave one of them out",
     )
     require(reuses_on(config), name, f"no page of {config.attention_backend} is ever full", "leave it out")
-    require(
-        config.attention_dp_size == 1,
-        "config.attention_dp_size",
-        f"{config.attention_dp_size} ranks are not combined with enable_block_reuse",
-        "leave one of them out",
-    )
 
 
 def check_prefix(request: Request, place: str) -> None:

@@ -34,5 +34,5 @@ def phase_table(schedule: Schedule, *, with_startup: bool = True) -> tuple[Phase
     if with_startup and not schedule.serving:
         return (Phase.EAGER, Phase.WARMUP, Phase.CAPTURE, Phase.CAPTURE, Phase.EAGER)
     if replayable(schedule):
-        return (Phase.EAGER, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY, Phase.EAGER)
+        return (Phase.EAGER, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY)
     return (Phase.EAGER,) * 5

@@ -228,7 +228,7 @@ class PortableSession:
         running = [r for r in batch.context_requests if not r.is_finished]
         cached.update({r.py_request_id: r.context_current_position for r in running})
         for request, accepted in zip(batch.generation_requests, lens):
-            if not request.is_finished:
+            if not (request.is_finished or request.is_dummy):
                 cached[request.py_request_id] = request.num_cached_tokens + accepted
         return [_Committed(request, tokens) for request, tokens in cached.items()]
 
@@ -347,6 +347,7 @@ class PortableSession:
             Seam("model.forward", model, "forward", None, before=watch.entered),
             Seam("target_model.forward", model.model, "forward", launch),
             Seam("worker.forward", worker, "forward", None, after=watch.worker_returned),
+            Seam("worker.cleanup", worker, "_ensure_spec_dec_state_restored", None, before=watch.cleaning_up),
             Seam(
                 "worker.sample_and_accept_draft_tokens", worker, "sample_and_accept_draft_tokens", launch,
                 after=watch.verified,

@@ -52,7 +52,6 @@ def reused(scenario: Scenario) -> list[int]:
         ("MTPWorker", {}, "config.enable_block_reuse"),
         ("SAWorker", {"attention_backend": "VANILLA", "tokens_per_block": 256}, "config.enable_block_reuse"),
         (EAGLE3, {"recurrent": True}, "config.enable_block_reuse"),
-        (EAGLE3, {"attention_dp_size": 2}, "config.attention_dp_size"),
     ],
 )
 def test_what_it_is_not_combined_with_is_refused_in_one_line(worker: str, fields: Any, refused: str) -> None:

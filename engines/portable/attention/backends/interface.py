@@ -90,6 +90,9 @@ class AttentionMetadata:
     ``mamba_metadata`` is what recurrent layers know of the batch: made by the first ``prepare`` whose manager keeps
     states, False where it keeps none.
 
+    ``padded_num_tokens`` is the number of rows to which the batch is padded for the other ranks, None where it is not;
+    that of the target's batch means nothing to a view with other rows.
+
     Cross attention has metadata of its own, ``cross``, whose queries are the decoder's and whose ``seq_lens_kv``
     (int32 [n], host) are the encoder's tokens; everywhere else ``seq_lens_kv`` is ``seq_lens``, the same object.
     """
@@ -107,6 +110,7 @@ class AttentionMetadata:
     is_cuda_graph: bool = False
     cross: AttentionMetadata | None = None
     cuda_graph_buffers: Buffers | None = None
+    padded_num_tokens: int | None = field(default=None, init=False)
     use_spec_decoding: bool = field(default=False, init=False)
     mamba_metadata: Mamba2Metadata | bool | None = field(default=None, init=False)
     _seq_lens: torch.Tensor | None = field(default=None, init=False)
