@@ -61,6 +61,12 @@ def found(scenario: Scenario) -> Any:
 def test_the_clean_engine_has_no_mismatch(worker: str, backend: str) -> None:
     if not BACKENDS[backend].sparse or WORKERS[worker].sparse:
         assert found(serving(worker, batch=3, draft_len=3, steps=3, backend=backend)) is None
+
+
+@pytest.mark.exhaustive(every=3)
+@pytest.mark.parametrize("worker", WORKERS)
+def test_nor_has_it_in_all_dimensions_that_a_worker_has(worker: str) -> None:
+    for backend in ("TRTLLM", "DSA") if WORKERS[worker].sparse else ("TRTLLM",):
         dimensions = most_dimensions(worker, backend)
         assert found(serving(worker, batch=3, draft_len=3, steps=3, backend=backend, **dimensions)) is None
 
