@@ -304,7 +304,7 @@ class DeviceChecks:
         width = config.tokens_per_gen_step(config.max_draft_len)
         nodes = max(width, config.max_draft_len * config.dynamic_tree_max_topK)
         of_token = 6 + config.index_topk
-        of_row = 12 + 3 * (1 + config.max_draft_len) + nodes * (4 + nodes // 32)
+        of_row = 14 + 3 * (1 + config.max_draft_len) + nodes * (4 + nodes // 32)
         return (config.max_draft_len + 4) * attn.num_seqs * (nodes * of_token + of_row)
 
 

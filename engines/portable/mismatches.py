@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -102,7 +103,8 @@ class Mismatches:
         if count:
             number, place = divmod(first, _PLACES)
             step, regions = self._steps[number]
-            region = max((r for r in regions if r.begin <= place), key=lambda r: r.begin)
+            # One without values begins where the next one does.
+            region = max((r for r in regions if r.begin <= place and prod(r.shape)), key=lambda r: r.begin)
             index = _unravel(place - region.begin, region.shape)
             found = Mismatch(step, region.substep, region.run, region.field, index, count)
         self.state.copy_(torch.tensor([_NONE, 0, _NONE]))

@@ -58,7 +58,7 @@ def test_scenarios_are_drawn_of_all_workers_and_dimensions() -> None:
     scenarios = drawn(1, 100)
     assert Counter(scenario.config.worker for scenario in scenarios) == dict.fromkeys(WORKERS, 10)
     for name in DIMENSIONS:
-        assert sum(getattr(scenario.config, name) != getattr(PLAIN, name) for scenario in scenarios) > 3
+        assert sum(getattr(scenario.config, name) != getattr(PLAIN, name) for scenario in scenarios) > 1, name
 
 
 def test_each_way_to_run_a_step_and_its_forward() -> None:

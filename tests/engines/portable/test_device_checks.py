@@ -46,6 +46,8 @@ STALE = {
     "TRT-57/MTPWorker/written": "restored (run 0) sentinel_state",
     "TRT-97/DraftTargetOneModelWorker": "restored (run 0) rejection_rows",
     "TRT-10/Eagle3OneModelWorker/padding": "verified (run 0) draft_probs",
+    "TRT-130/MTPEagleWorker/stale": "entered (run 0) matcher_rows",
+    "TRT-130/PARDWorker": "restored (run 0) matcher_rows",
     "SGL-11/Eagle3OneModelWorker": "updated (run 0) draft_kv",
     "TRT-80/DraftTargetOneModelWorker/shard": "draft[2] (run 0) input_ids",
 }
@@ -224,7 +226,8 @@ def test_the_first_place_is_that_of_the_first_step() -> None:
     mismatches = Mismatches(torch.device("cpu"))
     for step, actual in (("one", [1, 2, 3, 4]), ("two", [0, 2, 3, 9]), ("three", [9, 9, 9, 9])):
         mismatches.begin_step(step)
-        mismatches.add_regions([Region(10, (1,), "entered", 0, "a"), Region(11, (3, 1), "restored", 1, "b")])
+        mismatches.add_regions([Region(10, (1,), "entered", 0, "a"), Region(11, (0, 2), "entered", 0, "none")])
+        mismatches.add_regions([Region(11, (3, 1), "restored", 1, "b")])
         mismatches.compare(torch.tensor(actual), torch.tensor([ANYTHING, 2, 3, 4]), 10)
     found = mismatches.read()
     assert found is not None
