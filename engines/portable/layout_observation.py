@@ -1,4 +1,4 @@
-"""What the observer reads of the lengths of a batch: those that ``prepare`` writes, and rows that generations verify."""
+"""What the observer reads of the lengths of a batch: those that ``prepare`` writes, and rows of generations."""
 
 from __future__ import annotations
 

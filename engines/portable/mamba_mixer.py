@@ -37,7 +37,7 @@ class MambaMixer(nn.Module):
         return mixed(digests, torch.cat(states), is_dummy)
 
     def _verified(self, attn_metadata: Any, steps: Tensor, initial: Tensor) -> Tensor:
-        """States after each row of the generations, int64 [rows], which are kept; nodes of trees follow their parents."""
+        """States after each row of the generations, int64 [rows], which are kept; nodes of trees follow parents."""
         kept: Tensor = attn_metadata.kv_cache_manager.intermediate_ssm_states[: len(initial)]
         widths = getattr(attn_metadata, "verify_widths", None)
         if widths is not None:

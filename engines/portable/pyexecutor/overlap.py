@@ -26,8 +26,8 @@ class SampleStateTensors:
     new_tokens_lens      int32 [n]
     next_draft_tokens    int32 [n, drafts]
     runtime_draft_len    drafts of a row that were made; its other draft slots are padding
-    tokens_of_rows       what the host counts of each request of that step: the rows of a generation, of a context as many
-                         as one has that verifies all of its drafts
+    tokens_of_rows       what the host counts of each request of that step: the rows of a generation, of a context as
+                         many as one has that verifies all of its drafts
     """
 
     next_new_tokens: Tensor

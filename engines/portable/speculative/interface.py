@@ -292,7 +292,7 @@ class SpecWorkerBase(ForcedAcceptance, RejectionSampling, ABC):
         return spec_metadata.draft_tokens.view(num_gens, spec_metadata.runtime_draft_len)
 
     def _reshape_logits_for_accept(self, logits: Tensor, spec_metadata: SpecMetadata, num_contexts: int) -> Tensor:
-        """Logits of each context's last row, then of K + 1 rows per generation: what it has fewer are its last again."""
+        """Logits of each context's last row, then of K + 1 rows per generation, those that it lacks being its last."""
         widths = spec_metadata.verify_widths
         if widths is None or not len(widths):
             return logits

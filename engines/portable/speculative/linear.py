@@ -110,8 +110,7 @@ class LinearSpecWorker(SpecWorkerBase):
     ) -> DraftInputs:
         """Inputs of the first draft forward, in the target's layout: at each position the token after it.
 
-        Contexts shifted by one; of each generation all K + 1 tokens of the target, accepted or not, or as many as it has
-        rows.
+        Contexts shifted by one; of each generation the target's tokens of all of its rows, accepted or not.
         """
         context_ids = self._prepare_context_input_ids(input_ids, attn_metadata, spec_metadata, accepted_tokens)
         gen_ids = self._fed_tokens(accepted_tokens[attn_metadata.num_contexts :], attn_metadata, spec_metadata)

@@ -178,7 +178,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
 
     @property
     def verify_widths(self) -> Tensor | None:
-        """Rows that each generation feeds to the target, int32 [num_generations], device; None where all do the same."""
+        """Rows of each generation in the target: int32 [num_generations], device; None where all have the same."""
         lens = self.ragged_verify_lens
         return None if lens is None else self.gen_token_repeats_cuda[: len(lens)]
 

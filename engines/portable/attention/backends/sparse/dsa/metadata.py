@@ -66,9 +66,9 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
     kv_lens_cuda_2d                int32 [rows, 1 + max_draft_tokens], device: KV length of each generation
     kv_lens_expanded_cuda, block_table_expanded  int32 [rows * (1 + max_draft_tokens)], and so many rows of pages:
         KV length and pages of each generation, repeated for a kernel that takes one query row per sequence
-    row_req_idx_cuda, row_kv_correction_cuda, row_kv_lens_cuda  int32 [rows * (1 + max_draft_tokens)], device: of each row
-        of the generations, where ``ragged_verify_lens`` has a number of them for each: its row in the batch, by how much
-        its KV length is less than that one's, and its KV length
+    row_req_idx_cuda, row_kv_correction_cuda, row_kv_lens_cuda  int32 [rows * (1 + max_draft_tokens)], device: of each
+        row of the generations, where ``ragged_verify_lens`` has a number of them for each: its row in the batch, by how
+        much its KV length is less than that one's, and its KV length
     topk_indices_buffer            int32 [max_num_tokens, index_topk], device: what tokens of short sequences attend to
     cu_seqlen_ks, cu_seqlen_ke     int32 [max_num_tokens], device: window of each context token, see ``IndexerParams``
     slot_mapping_fp8_fullkv, slot_mapping_scale_fullkv  int64, device: slots of all keys of the contexts
@@ -194,7 +194,7 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         copy_to_device("block_table", self.block_table[:n], maybe_pin_memory(table, self.device))
 
     def prepare_for_spec_decode(self) -> None:
-        """Name the rows of each generation or repeat its pages, and choose how the kernel splits their rows where it does."""
+        """Name the rows of each generation or repeat its pages, and choose how the kernel splits them where it does."""
         self._prepare_verify_rows()
         params, generations, next_n = self.sparse_metadata_params, self.num_generations, 1 + self.max_draft_tokens
         if generations and self.expands_generations:
@@ -304,7 +304,7 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
             self.kv_lens_expanded_cuda[: len(repeated)].copy_(repeated)
 
     def _update_row_kv_lens(self) -> None:
-        """Count the KV length of each row of the generations back from that of its request; nobody reads it later on."""
+        """Count the KV length of each row of the generations back from that of its request."""
         if self.ragged_verify_lens:
             rows = sum(self.ragged_verify_lens)
             of_requests = self.kv_lens_cuda.index_select(0, self.row_req_idx_cuda[:rows])
