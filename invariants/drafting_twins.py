@@ -12,7 +12,7 @@ from scenarios import Context, Generation, Phase, Scenario, Step
 def other_draft_lengths(scenario: Scenario) -> Edited | None:
     """The scenario served by Python with another draft length in each step, or the least where those do not fit.
 
-    Drafts agree as far as they did, or as there are any. Pairs: served steps. None where there is one length only,
+    Drafts agree, and are verified, as far as they were, or as there are any. Pairs: served steps. None where there is one length only,
     where no draft is verified, and where it decides the text which drafts are accepted.
     """
     config = scenario.config
@@ -39,7 +39,13 @@ def _with_length(scenario: Scenario, step: Step, draft_len: int) -> Step:
         replace(row, agree=min(row.agree, draft_len), near=0) for row in step.contexts
     )
     generations: tuple[Generation, ...] = tuple(
-        replace(row, agree=min(row.agree, draft_len), near=0) for row in step.generations
+        replace(
+            row,
+            agree=min(row.agree, draft_len),
+            near=0,
+            verify=None if row.verify is None else min(row.verify, draft_len),
+        )
+        for row in step.generations
     )
     step = replace(step, phase=Phase.EAGER, draft_len=draft_len, contexts=contexts, generations=generations)
     return padded(scenario, step)

@@ -254,7 +254,7 @@ class Session:
                 cached=row.end - row.past,
                 emitted=row.emits,
                 granted=kv_cache.granted(row, not history.started, batch.width, self._config),
-                rewound=kv_cache.rewound(row, batch.width),
+                rewound=kv_cache.rewound(row),
                 drafts=drafts,
             )
             turned[row.request] = history.after(turn, row.text)
@@ -272,7 +272,7 @@ class Session:
             fields["draft_tree"] = {i: list(history.drafts.parents) for i, history in started.items()}
         fields |= {
             "emitted": {i: history.emitted for i, history in started.items()},
-            "py_rewind_len": {row.request: kv_cache.rewound(row, batch.width) for row in generations},
+            "py_rewind_len": {row.request: kv_cache.rewound(row) for row in generations},
             "py_num_accepted_draft_tokens": {row.request: len(row.accepted) - 1 for row in generations},
         }
         if not self._config.overlap:
