@@ -57,7 +57,7 @@ def corrections_follow_last_step(step: StepCase, check: Check) -> None:
 
 
 def _supposed(row: Row) -> int:
-    """Tokens that the host takes a row for: all that it feeds, and a prompt that ends for a generation of full width."""
+    """Tokens that the host takes a row for: all that it feeds, a prompt that ends a generation of full width."""
     return row.step.width + 1 if row.is_context else row.query
 
 

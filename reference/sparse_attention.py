@@ -15,8 +15,7 @@ def derived(forward: Batch | DraftCall, config: Config, *, updated: bool) -> Fie
     """What a forward must find: all of it follows from the lengths of its own rows (PR #16925).
 
     ``updated``: ``update_for_spec_dec`` has run since ``prepare()``, and expects one token per row from then on.
-    A dense backend has none of these fields. Where generations differ in width no table has a column for each of their
-    tokens: each token is a row of its own, with as many tokens as it sees.
+    A dense backend has none of these fields.
     """
     if not config.index_topk:
         return {}
@@ -29,21 +28,15 @@ def derived(forward: Batch | DraftCall, config: Config, *, updated: bool) -> Fie
         "req_idx_per_token": [row for row, _ in owners],
         "gen_kv_indptr": list(accumulate((kv for _, kv in generations), initial=0)),
         "gen_cached_token_indptr": list(accumulate((kv - query for query, kv in generations), initial=0)),
+        # An indexer over compressed tokens is told how many of these there are.
+        "kv_lens_cuda_2d": [[kv // ratio] * columns for _, kv in generations],
         "max_gen_seq_len": 1 if updated else max((query for query, _ in generations), default=0),
     }
-    if config.ragged_verify:
-        of_generations = [[row, index] for row, index in owners if row >= forward.num_contexts]
-        fields |= {
-            "row_kv_lens": [index + 1 for _, index in of_generations],
-            "row_req_idx": [row for row, _ in of_generations],
-        }
-        return fields | {"slot_owners": owners, "scale_owners": owners}
-    # An indexer over compressed tokens is told how many of these there are.
-    fields["kv_lens_cuda_2d"] = [[kv // ratio] * columns for _, kv in generations]
     if config.compress_ratios:
         return fields
-    # With one draft at most, the kernels take the columns as they are.
-    expanded = {"kv_lens_expanded_cuda": [kv for _, kv in generations for _ in range(columns)]} if columns > 2 else {}
+    # With one draft at most the kernels take the columns as they are, with verify widths a length of each row.
+    expands = columns > 2 and not config.ragged_verify
+    expanded = {"kv_lens_expanded_cuda": [kv for _, kv in generations for _ in range(columns)]} if expands else {}
     return fields | expanded | {"slot_owners": owners, "scale_owners": owners}
 
 

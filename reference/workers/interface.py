@@ -94,7 +94,7 @@ class SpecWorker(ABC):
         return batch.width + 1
 
     def spec_metadata(self, batch: Batch) -> Fields:
-        """Counts that ``SpecMetadata.prepare`` leaves: the tokens that the target is fed, less what is not announced."""
+        """Counts that ``SpecMetadata.prepare`` leaves: tokens that the target is fed, less those not announced."""
         left_out = batch.width + 1 - self.announced(batch)
         return {"spec_num_tokens": sum(batch.seq_lens) - left_out * len(batch.generations)}
 
