@@ -23,10 +23,9 @@ def published_late(patch: Patch) -> None:
     prepare = TrtllmAttentionMetadata._prepare_verify_widths
 
     def _prepare_verify_widths(self: Any) -> None:
-        lens, last = self.ragged_verify_lens, vars(self).get("published")
-        # The last step of the same shape: any other is told apart by what it reads.
-        if lens and last and (len(last), sum(last)) == (len(lens), sum(lens)):
-            self.ragged_verify_lens = last
+        lens = self.ragged_verify_lens
+        if lens:
+            self.ragged_verify_lens = vars(self).get("published", lens)[: len(lens)]
         prepare(self)
         self.ragged_verify_lens = self.published = lens
 

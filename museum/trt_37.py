@@ -106,10 +106,10 @@ def never_taken_off(patch: Patch) -> None:
 )
 def rows_of_the_widest(patch: Patch) -> None:
     def planned(previous: Any) -> Any:
-        widest = max(previous.tokens_of_rows, default=0)
+        widest = 1 + previous.runtime_draft_len
         return replace(previous, tokens_of_rows=(widest,) * len(previous.tokens_of_rows))
 
-    _in_flight(patch, lambda previous, width: planned(previous))
+    _in_flight(patch, lambda previous, _: planned(previous))
 
 
 @bug(
