@@ -8,7 +8,6 @@ from typing import Final
 from scenarios import Config
 from strategies.choices import Draw, choose, digits
 
-
 _SEVERAL: Final = 2
 _STEPS: Final = 2
 
