@@ -63,6 +63,7 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "overlap": {"overlap": True},
     "recurrent": {"recurrent": True},
     "rejection_sampling": {"rejection_sampling": True},
+    "ragged_verify": {"ragged_verify": True},
 }
 """Variants that have a cell of their own, by the field of ``Config`` that asks for them."""
 _PEERS: Final = (Peer(contexts=(3,), generations=1),)
@@ -252,6 +253,7 @@ class Cell:
                 request=i,
                 agree=self._agree(acceptance, i, self.draft_len),
                 match=matches[(i + turn) % len(matches)],
+                verify=(i + turn) % self.draft_len if self.config.ragged_verify else None,
             )
             for i in range(first, first + rows)
         )
@@ -329,6 +331,7 @@ def _has(traits: WorkerTraits, variant: str) -> bool:
         "overlap": True,
         "recurrent": traits.recurrent,
         "rejection_sampling": traits.rejection_sampling,
+        "ragged_verify": traits.ragged_verify,
     }[variant]
 
 

@@ -71,7 +71,7 @@ def _in_flight(patch: Patch, prepare_with: Any) -> None:
     caught_by=("corrected-lengths-are-committed-plus-fed", "corrections-follow-last-step"),
 )
 def rows_of_this_step(patch: Patch) -> None:
-    _in_flight(patch, lambda previous, width: replace(previous, tokens_per_gen_step=width))
+    _in_flight(patch, lambda previous, width: replace(previous, tokens_of_rows=(width,) * len(previous.tokens_of_rows)))
 
 
 @bug(

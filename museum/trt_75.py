@@ -20,15 +20,15 @@ def graph_of_another_length(patch: Patch) -> None:
 
     get_graph_metadata, replay_graph = CUDAGraphRunner.get_graph_metadata, CUDAGraphRunner.replay
 
-    def shortest(self: Any, key: tuple[int, int]) -> tuple[int, int]:
-        return min(((size, length) for size, length in self.graphs if size == key[0]), default=key)
+    def shortest(self: Any, key: Any) -> Any:
+        return min((known for known in self.graphs if known[0] == key[0]), default=key)
 
-    def metadata(self: Any, key: tuple[int, int], attn_metadata: Any, spec_metadata: Any) -> Any:
+    def metadata(self: Any, key: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
         # A graph that is to be captured is not there yet.
         chosen = shortest(self, key) if key in self.graphs else key
         return get_graph_metadata(self, chosen, attn_metadata, spec_metadata)
 
-    def replay(self: Any, key: tuple[int, int], inputs: Any) -> Any:
+    def replay(self: Any, key: Any, inputs: Any) -> Any:
         return replay_graph(self, shortest(self, key), inputs)
 
     patch(CUDAGraphRunner, "get_graph_metadata", metadata)

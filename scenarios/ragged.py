@@ -1,4 +1,4 @@
-"""Verify widths: a generation may verify fewer of its drafts than the step's draft length, and each a number of its own.
+"""Verify widths: a generation may verify fewer drafts than the step's draft length, and each a number of its own.
 
 Who may have them, and what a row may say. A row that verifies ``v`` drafts feeds the target ``v + 1`` rows, is granted
 room for so many tokens and gives back what it did not accept of them; drafts are made for it as for any other row. A
@@ -63,7 +63,7 @@ def check_ragged(config: Config) -> None:
 
 
 def check_verify(config: Config, row: Generation, draft_len: int, field: str) -> None:
-    """Raise ``ScenarioError`` for a row that verifies more drafts than there are, or any number where all rows agree."""
+    """Raise ``ScenarioError`` for a row that verifies more drafts than there are, or a number where all do the same."""
     if row.verify is None:
         return
     require(

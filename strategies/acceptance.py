@@ -9,6 +9,7 @@ from typing import Final
 from scenarios import Config
 from scenarios import forced_acceptance as forced
 from scenarios.overlap import overlaps_on
+from scenarios.ragged import ragged_on
 from scenarios.rows import recurs_on
 from strategies.choices import Draw, choose, digits, pick
 
@@ -23,6 +24,7 @@ _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
 _REPLICAS: Final = (1, 1, 1, 1, 1, 2, 3)
 _OVERLAP: Final = (False, False, False, True)
+_RAGGED: Final = (False, False, False, True)
 _ROWS: Final = (*((False, False),) * 5, (True, False), (False, True), (True, True))
 """Whether the target has recurrent layers, and whether drafts are verified by proposals."""
 
@@ -47,8 +49,12 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     if rejection:
         # What else it is not combined with gives way.
         topk, delta, threshold = *_RELAXED[0], 0
+    ragged = choose(draw, _RAGGED) if "ragged_verify" in variants else False
+    if ragged and ragged_on(config.worker, config.attention_backend):
+        forces, guided, topk, delta, threshold = False, False, *_RELAXED[0], 0
+        config = replace(config, ragged_verify=True)
     config = replace(config, recurrent=recurrent, rejection_sampling=rejection)
-    ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
+    ranks = choose(draw, _RANKS) if "attention_dp_size" in variants and not config.ragged_verify else 1
     rank = pick(draw, ranks)
     shards = choose(draw, _REPLICAS) if "tp_size" in variants else 1
     if ranks > 1 or guided or not config.traits.shares_draft_head:

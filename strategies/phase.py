@@ -18,8 +18,8 @@ def phases(schedule: Schedule, *, with_startup: bool = True) -> st.SearchStrateg
     return st.sampled_from(phase_table(schedule, with_startup=with_startup))
 
 
-def replayable(schedule: Schedule) -> list[tuple[int, int]]:
-    """Graphs, (batch size, draft length), for which there are generations; dummies do as well among several ranks."""
+def replayable(schedule: Schedule) -> list[tuple[int, int, int]]:
+    """Graphs, (batch size, draft length, rows), for which there are generations; among several ranks dummies do too."""
     several = schedule.config.attention_dp_size > 1
     return [graph for graph in sorted(schedule.graphs) if several or graph[0] <= len(schedule.generating)]
 

@@ -8,6 +8,7 @@ from strategies.choices import Draw, choose, digits
 from strategies.drafting import draw_agreements
 from strategies.layout import Room
 from strategies.sizes import GRAPHS, SHAPES, fitting_shape, least_draft_len, prompt_lens
+from strategies.widths import draw_widths
 
 
 def most_dummies(room: Room) -> int:
@@ -58,9 +59,12 @@ def _draw_generations(draw: Draw, room: Room, draft_len: int, size: int) -> tupl
     # A dummy has no tree of drafts.
     drafts = 0 if room.config.traits.tree else draft_len
     accept = [1 + a for a in draw_agreements(draw, drafts, size, least_agreement(room.config, drafts))]
+    widths = draw_widths(draw, room.config, draft_len, size)
     rows: list[Generation] = []
     for later, i in zip(range(size - 1, -1, -1), digits(draw, (len(wanted),) * size)):
         past = min(wanted[i], room.longest_past(later))
         room.start_dummy(past)
-        rows.append(Generation(request=None, past=past, accept=accept[len(rows)]))
+        verify = widths[len(rows)]
+        accepted = accept[len(rows)] if verify is None else min(accept[len(rows)], 1 + verify)
+        rows.append(Generation(request=None, past=past, accept=accepted, verify=verify))
     return tuple(rows)
