@@ -27,7 +27,7 @@ from scenarios.reuse import Reuse, check_prefix
 class Schedule:
     """The state of the executor as far as lengths go, advanced step by step.
 
-    ``requests`` maps the id of each request that has entered to its ``RequestState``; ``graphs`` holds batch size, draft
+    ``requests`` maps the id of each request that has entered to its ``RequestState``; ``graphs`` has batch size, draft
     length and rows of each graph captured so far; ``over`` says that a fatal failure ended the run; ``counter`` is how
     far forced acceptance has walked through its pool, None once a failed step may have moved it or not. ``in_flight``,
     with overlap, says that the host has yet to process the last step. ``reuse`` knows which pages may be reused.

@@ -197,7 +197,9 @@ class PyExecutor:
         spec_config, batch = self.model_engine.spec_config, iteration.batch
         drafts = spec_config.get_runtime_drafts(iteration.draft_len)
         width = spec_config.get_runtime_tokens_per_gen_step(iteration.draft_len)
-        slots = tuple(len(request.py_draft_tokens) for request in batch.generation_requests)
+        # Not by their drafts: with overlap those are by now the ones of the step that was processed meanwhile.
+        verified = (request.py_verify_len for request in batch.generation_requests)
+        slots = tuple(width - 1 if count is None else count for count in verified)
         state = self.sampler.sample_async(batch, outputs, drafts, slots)
         for request in batch.context_requests:
             request.move_to_next_context_chunk()
