@@ -24,7 +24,8 @@ _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
 _REPLICAS: Final = (1, 1, 1, 1, 1, 2, 3)
 _OVERLAP: Final = (False, False, False, True)
-_RAGGED: Final = (False, False, False, True)
+_RAGGED: Final = (*((False, False),) * 4, (True, False), (True, True))
+"""Whether generations verify numbers of drafts of their own, and whether that is to meet the overlap scheduler."""
 _ROWS: Final = (*((False, False),) * 5, (True, False), (False, True), (True, True))
 """Whether the target has recurrent layers, and whether drafts are verified by proposals."""
 
@@ -49,9 +50,11 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     if rejection:
         # What else it is not combined with gives way.
         topk, delta, threshold = *_RELAXED[0], 0
-    ragged = choose(draw, _RAGGED) if "ragged_verify" in variants else False
+    ragged, meets_overlap = choose(draw, _RAGGED) if "ragged_verify" in variants else _RAGGED[0]
     if ragged and ragged_on(config.worker, config.attention_backend):
+        # What it is not combined with gives way.
         forces, guided, topk, delta, threshold = False, False, *_RELAXED[0], 0
+        overlap = overlap or (meets_overlap and "overlap" in variants)
         config = replace(config, ragged_verify=True)
     config = replace(config, recurrent=recurrent, rejection_sampling=rejection)
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants and not config.ragged_verify else 1
