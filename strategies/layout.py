@@ -183,7 +183,11 @@ def draw_layout(
     limits = min(len(waiting) + new, room.tokens), min(len(ready), room.tokens // room.fed)
     if not any(limits):
         return Layout((), ())
-    contexts, generations = fitting_shape(choose(draw, SHAPES), *limits, room.rows)
+    contexts, generations = choose(draw, SHAPES)
+    if room.config.ragged_verify:
+        # Widths differ between two generations at least: until there are, prompts start.
+        contexts, generations = max(contexts, 2 - len(schedule.generating)), max(generations, 2)
+    contexts, generations = fitting_shape((contexts, generations), *limits, room.rows)
     if graphs:
         contexts, generations = 0, min(len(ready), min(graphs, key=lambda size: abs(size - generations)))
     running = [r for r in arrangement(draw, ready, generations) if room.admit_generation(states[r])]

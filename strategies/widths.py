@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from scenarios import Config
 from strategies.choices import Draw, choose, digits
+
+
+_SEVERAL: Final = 2
+_STEPS: Final = 2
+
+
+def holds_several(config: Config) -> bool:
+    """Whether two generations fit side by side, for two steps at least: a single one shows little of widths."""
+    fed = config.tokens_per_gen_step(config.max_draft_len)
+    tokens = _SEVERAL * (1 + config.num_extra_kv_tokens + (1 + _STEPS) * fed)
+    return (
+        config.max_num_requests >= _SEVERAL
+        and config.max_num_tokens >= _SEVERAL * fed
+        and all(blocks * size >= tokens for blocks, size in config.pools)
+    )
 
 
 def draw_widths(draw: Draw, config: Config, draft_len: int, rows: int, sums: Collection[int] = ()) -> list[int | None]:
