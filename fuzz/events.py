@@ -28,6 +28,7 @@ class Tally:
     planned, fired   faults in steps that were reached, and how often they were raised
     reached, held    invariant -> how often it had something to say, and was right
     observed         fields of ``scenarios.FIELDS`` that the engine showed
+    memory           MiB that the process has had resident at most, 0 where it is the process of whoever asked
     """
 
     cases: int = 0
@@ -38,6 +39,7 @@ class Tally:
     reached: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     observed: tuple[str, ...] = ()
+    memory: int = 0
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -49,6 +51,7 @@ class Tally:
             reached=_sum(self.reached, other.reached),
             held=_sum(self.held, other.held),
             observed=tuple(sorted({*self.observed, *other.observed})),
+            memory=max(self.memory, other.memory),
         )
 
 

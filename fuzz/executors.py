@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -31,6 +31,7 @@ from fuzz.events import (
     Events,
     FindingFound,
     HarnessError,
+    Tally,
     UnitFinished,
     WorkerDied,
     decode,
@@ -38,6 +39,7 @@ from fuzz.events import (
 )
 from fuzz.files import unique
 from fuzz.journal import Journal, read_case
+from fuzz.memory import peak_mib
 from fuzz.unit import Unit
 from fuzz.unit import decode as decode_unit
 from fuzz.unit import encode as encode_unit
@@ -114,6 +116,8 @@ def serve(connection: Connection, running: str) -> None:
     try:
         while True:
             for event in run_unit(decode_unit(connection.recv_bytes()), journal):
+                if isinstance(event, BatchFinished):
+                    event = replace(event, tally=event.tally + Tally(memory=peak_mib()))
                 connection.send_bytes(encode(event))
                 if isinstance(event, FindingFound):
                     connection.recv_bytes()  # it is stored: now its case can be forgotten

@@ -17,6 +17,7 @@ from fuzz.events import (
     HarnessError,
     Tally,
 )
+from fuzz.memory import MOST_MIB
 from invariants.registry import RELATION, Invariant
 from scenarios import WORKERS, Finding, Violation, scenario_to_json
 
@@ -107,6 +108,8 @@ class Summary:
         problems = [f"{error.worker}: {error.message}" for error in self.errors]
         if total.fired != total.planned:
             problems.append(f"faults: {total.fired} fired of {total.planned} planned")
+        if total.memory > MOST_MIB and self.start is not None and self.start.device == "cpu":
+            problems.append(f"memory: a process had {total.memory} MiB resident, which should be {MOST_MIB} at most")
         if self.seconds is None:
             # What it has not come to is nobody's fault.
             return [*problems, "cut short before its budget was spent"]
@@ -142,7 +145,10 @@ class Summary:
                 slug: {"reached": total.reached.get(slug, 0), "held": total.held.get(slug, 0)} for slug in self._slugs
             },
             "unobservable": self.unobservable,
-            "workers": {worker: {"cases": t.cases, "steps": t.steps} for worker, t in self.workers.items()},
+            "workers": {
+                worker: {"cases": t.cases, "steps": t.steps, "memory_mib": t.memory or None}
+                for worker, t in self.workers.items()
+            },
             "findings": [finding_document(event) for event in self.found],
             "interrupted": self.interrupted,
             "problems": self.problems,

@@ -49,7 +49,7 @@ MOST_REFUSALS: Final = 50
 """Cases, the first of all, that an engine may refuse in a row: one that drives any configuration runs some of them."""
 MAX_DRAFT_LEN: Final = 7
 """Largest Kmax where none is asked for."""
-MAX_STEPS: Final = 8
+MAX_STEPS: Final = 10
 """Most steps of a scenario without a fault: captures, a prompt and replays of their graphs need half a dozen."""
 
 

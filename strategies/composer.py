@@ -114,10 +114,12 @@ class Composer:
         started = self._started
         if not started:
             return []
-        # With overlap what follows an end is worth more than what goes on.
-        rarely = 3 if self.schedule.in_flight else 8
+        # With overlap what follows an end is worth more than what goes on, as it is where requests share pages.
+        rarely = 3 if self.schedule.in_flight or self.schedule.reuse.enabled else 8
+        # One that is alone is spared the choice of all: somebody should be there when the next one enters.
         choice = pick(draw, rarely * len(started) + rarely)
-        return started if choice == len(started) + 1 else started[choice - 1 : choice] if choice else []
+        everybody = choice == len(started) + 1 and len(started) > 1
+        return started if everybody else started[choice - 1 : choice] if choice else []
 
     def _draw_rows(self, draw: Draw, phase: Phase | None) -> Step:
         """The next step, without those that end after it."""
@@ -137,7 +139,7 @@ class Composer:
         sizes: dict[int, list[int]] = {}
         if self.schedule.in_flight and pick(draw, _IDLE) == _IDLE - 1:
             return Step(draft_len=draft_len)
-        idle = draw_idle(draw, self.schedule, draft_len)
+        idle = draw_idle(draw, self.schedule, draft_len, self.steps[-1] if self.steps else None)
         if idle is not None:
             return idle
         if replay:

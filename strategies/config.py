@@ -63,8 +63,7 @@ _TIGHT: Final = (
     ("pool", "length"),
     ("tokens", "length"),
     ("pool", "tokens", "length"),
-    (),
-    (),
+    *((),) * 5,
 )
 
 
@@ -90,7 +89,7 @@ def configs(
     plain_caches   whether target and drafter always share one KV cache of version V1, whose pages stay in place
 
     Pages of 1 to 8 tokens; in four of ten, where the worker allows it, the drafter's cache has a manager and pages of
-    its own. In seven of ten, one or more of the pools, ``max_num_tokens`` and ``max_seq_len`` are so small
+    its own. In half of them, one or more of the pools, ``max_num_tokens`` and ``max_seq_len`` are so small
     that a few steps exhaust them. Shrinks to a roomy configuration with draft length 1. Raises ``UsageError`` for a
     name that does not exist or a number that is out of range.
     """
@@ -103,7 +102,7 @@ def configs(
     in_range("configs", "max_draft_len", max_draft_len, 1, 31)
     in_range("configs", "max_batch", max_batch, 1, MANY)
     draft_lens = tuple(dict.fromkeys((*(k for k in _DRAFT_LENS if k < max_draft_len), max_draft_len)))
-    rows = (max_batch, *(n for n in _ROWS if n < max_batch), max_batch)
+    rows = (max_batch, *(n for n in _ROWS if n < max_batch), *(max_batch,) * 4)
     caches = _CACHES[:1] if plain_caches else _CACHES
     return _configs(names, known_backends, tuple(variants), draft_lens, rows, caches)
 

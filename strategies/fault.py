@@ -29,8 +29,9 @@ def faults(sites: Mapping[str, int], *, kinds: Sequence[FaultKind] = KINDS[Phase
 
         faults({"draft_model.forward": 3}, kinds=KINDS[Phase.WARMUP])
 
-    sites  site -> how often the step passes it, as recorded; first the site is drawn, then the occurrence, so
-           that a site passed once is as likely as one passed a hundred times
+    sites  site -> how often the step passes it, as recorded. Half the time the site is drawn first, then the
+           occurrence, so that a site passed once is as likely as one passed a hundred times; half the time one of
+           all that the step passes, most of which lie in the draft loop
     kinds  what may be raised; a kind listed twice is twice as likely
 
     Shrinks to the first occurrence of the first site and the first kind. Raises ``UsageError`` if there is no
@@ -52,5 +53,10 @@ def _faults(draw: st.DrawFn, sites: Mapping[str, int], kinds: Sequence[FaultKind
 
 def draw_fault(draw: Draw, sites: Mapping[str, int], kinds: Sequence[FaultKind]) -> Fault:
     """A fault as in ``faults``, with the ``draw`` of a composite strategy."""
-    site = choose(draw, tuple(sites))
-    return Fault(site=site, occurrence=1 + pick(draw, sites[site]), kind=choose(draw, kinds))
+    if pick(draw, 2):
+        passes = [(site, occurrence) for site in sites for occurrence in range(1, sites[site] + 1)]
+        site, occurrence = choose(draw, passes)
+    else:
+        site = choose(draw, tuple(sites))
+        occurrence = 1 + pick(draw, sites[site])
+    return Fault(site=site, occurrence=occurrence, kind=choose(draw, kinds))

@@ -36,5 +36,5 @@ def phase_table(schedule: Schedule, *, with_startup: bool = True) -> tuple[Phase
         last = Phase.CAPTURE if schedule.config.ragged_verify else Phase.EAGER
         return (Phase.EAGER, Phase.WARMUP, Phase.CAPTURE, Phase.CAPTURE, last)
     if replayable(schedule):
-        return (Phase.EAGER, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY, Phase.EAGER)
+        return (Phase.EAGER, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY)
     return (Phase.EAGER,) * 5

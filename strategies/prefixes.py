@@ -17,7 +17,7 @@ _LONG_PAGE: Final = 4
 """Tokens that a page has at most where it is to be reused."""
 _FEW: Final = 4
 """Pages of a prompt that fits into a small pool, and of what may be left in it."""
-_SOURCES: Final = (None, 0, 0, 0, 0, 0, None, -1)
+_SOURCES: Final = (None, 0, 0, 0, 0, 0, 0, -1)
 """Whose beginning a prompt has: its own, mostly that of the first one, sometimes that of the one before."""
 
 
@@ -29,7 +29,7 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
     """
     # A recurrent state, drawn for every other case, gives way.
     without = replace(config, recurrent=False)
-    if not choose(draw, _REUSES) or not reuses_on(without) or config.attention_dp_size > 1:
+    if not choose(draw, _REUSES) or not reuses_on(without):
         return config
     config = without
     if not config.compress_ratios and config.tokens_per_block > _LONG_PAGE:
@@ -45,14 +45,14 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
 
 
 def _with_small_pool(draw: Draw, config: Config) -> Config:
-    """``config``, two times in three with one pool that holds a prompt of a few pages: what it knows soon gives way."""
+    """``config``, half the time with one pool that holds a prompt of a few pages: what it knows soon gives way."""
     names = ("num_blocks", "draft_num_blocks")[: len(config.pools)]
-    name = choose(draw, (None, names[-1], names[0]))
+    name = choose(draw, (None, names[-1], names[0], None))
     if name is None:
         return config
     blocks, size = config.pools[names.index(name)]
     fed = config.tokens_per_gen_step(config.max_draft_len)
-    least = pages(_FEW * size + config.num_extra_kv_tokens + fed, size) + pick(draw, _FEW)
+    least = pages(_FEW * size + config.num_extra_kv_tokens + fed, size) + pick(draw, 2 * _FEW)
     small: dict[str, Any] = {name: min(blocks, least)}
     return replace(config, **small)
 
@@ -63,8 +63,8 @@ def draw_prompt(draw: Draw, config: Config, request: int, longest: int) -> dict[
     if not config.enable_block_reuse:
         return {"prompt_len": choose(draw, table)}
     unit = lcm(*(size for _, size in config.pools))
-    # One that has no full page, or nothing behind it, neither leaves nor finds anything.
-    prompt_len = choose(draw, (*table, *[n for n in table if n > unit] * 3))
+    # One that has no full page, or nothing behind it, neither leaves nor finds anything; a long one leaves no room.
+    prompt_len = choose(draw, (*table, *[n for n in table if unit < n <= _FEW * unit] * 4))
     source = choose(draw, _SOURCES) if request else None
     if source is None:
         return {"prompt_len": prompt_len}

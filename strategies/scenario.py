@@ -12,8 +12,9 @@ from strategies.choices import in_range, pick
 from strategies.composer import Composer, Record
 from strategies.config import DENSE, configs, room_of
 
-_FAILS: Final = 6
-"""One step in so many fails, and the last but one if none before it has."""
+_FAILS: Final = 9
+_FAILS_WITH_DRAFTS: Final = 3
+"""One step in so many fails, and the last but one if none before it has: more of those that may verify drafts."""
 
 
 def scenarios(
@@ -54,7 +55,7 @@ def faulted_scenarios(
     variants: Collection[str] = (),
     max_draft_len: int = 7,
     max_batch: int = 8,
-    max_steps: int = 5,
+    max_steps: int = 6,
     with_startup: bool = True,
 ) -> st.SearchStrategy[Scenario]:
     """Scenarios in which one step fails, followed by at least one ordinary step if the failure is tolerated.
@@ -75,8 +76,9 @@ def faulted_scenarios(
 
 
 def _sizes(least: int, most: int) -> st.SearchStrategy[int]:
-    """Numbers of steps; the largest ones more often."""
-    return st.sampled_from((*range(least, most + 1), most, max(least, most - 1), most))
+    """Numbers of steps; the larger ones more often, as each step finds more to go wrong than the one before it."""
+    larger = range((least + most) // 2 + 1, most + 1)
+    return st.sampled_from((*range(least, most + 1), *larger, most, max(least, most - 1), most))
 
 
 def config_source(
@@ -123,7 +125,7 @@ def _steps(draw: st.DrawFn, composer: Composer, size: int, record: Record | None
     left = size - len(composer.steps)
     if record is None or composer.failed or left == 1:
         composer.draw_step(draw)
-    elif left == 2 or not pick(draw, _FAILS):
+    elif left == 2 or not pick(draw, _FAILS_WITH_DRAFTS if composer.schedule.generating else _FAILS):
         composer.draw_failure(draw, record)
     else:
         composer.draw_step(draw)

@@ -20,12 +20,12 @@ ALL: Final = 256
 """As many rows of this kind as there are."""
 
 SHAPES: Final = (
-    *((0, 1), (1, 0), (0, 2), (1, 1), (2, 0), (0, 3), (1, 2), (2, 1), (1, 3), (2, 2), (2, 3)),
-    *((0, ALL), (1, ALL), (2, ALL), (1, ALL), (ALL, ALL)),
+    *((0, 1), (1, 0), (0, 2), (1, 1), (0, 3), (2, 0), (0, 2), (1, 2), (2, 1), (0, 3), (2, 2)),
+    *((0, ALL), (1, ALL), (0, ALL), (1, ALL), (0, ALL), (2, ALL), (ALL, ALL)),
 )
 """Batch shapes (contexts, generations): small ones, then those that use all there is."""
 
-GRAPHS: Final = ((0, 1), (0, 2), (0, 3), (0, 2), (0, ALL))
+GRAPHS: Final = ((0, 1), (0, 2), (0, 3), (0, 2), (0, 1), (0, 2), (0, ALL))
 """Batches for which a graph is captured."""
 
 
@@ -38,7 +38,7 @@ def fitting_shape(shape: tuple[int, int], contexts: int, generations: int, rows:
     if g == ALL:
         fit_g = min(generations, rows)
         fit_c = min(c, contexts, rows - fit_g)
-        return (fit_c, fit_g) if fit_c + fit_g else (min(contexts, rows, 1), 0)
+        return (fit_c, fit_g) if fit_c + fit_g else (min(contexts, rows, 2), 0)
     fit_g = min(g, generations, rows)
     fit_c = min(c + g - fit_g, contexts, rows - fit_g)
     return fit_c, min(c + g - fit_c, generations, rows - fit_c)
@@ -113,4 +113,4 @@ def chunk_lens(config: Config, past: int, left: int, most: int) -> tuple[int, ..
     whole = min(left, most)
     boundary = whole - (past + whole) % config.tokens_per_block
     parts = [n for n in dict.fromkeys((left - 1, 1, boundary)) if 1 <= n < whole]
-    return (whole, *parts, *(whole,) * (2 * len(parts) - 1))
+    return (whole, *parts, *(whole,) * (4 * len(parts) - 1))

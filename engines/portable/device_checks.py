@@ -135,6 +135,9 @@ class DeviceChecks:
     def promoting(self, args: Any, kwargs: Any) -> None:
         """Before recurrent states become live: nothing that is compared has changed since ``verified``."""
 
+    def cleaning_up(self, args: Any, kwargs: Any) -> None:
+        """Before the worker cleans up after its forward: what it has yet to put back is on the host."""
+
     def saved(self, result: Any, args: Any, kwargs: Any) -> None:
         """After ``prepare_for_spec_dec``."""
         self._check(SAVED, None)

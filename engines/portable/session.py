@@ -105,11 +105,18 @@ class PortableSession:
         self._requests[request.id] = self._llm_request(request)
 
     def foresee(self, steps: Collection[Step]) -> None:
-        """Hear of all steps to come: where none replays a graph, none is recorded.
+        """Hear of all steps to come: a graph that none replays is not recorded.
+
+        A replay may have fewer rows than it was to have, when requests have failed.
 
         If copies are to stall, another session lives through them first, to see what copies read that run late.
         """
-        self._executor.model_engine.cuda_graph_runner.replays = any(step.phase is Phase.REPLAY for step in steps)
+        largest: dict[int, int] = {}
+        for step in steps:
+            if step.phase is Phase.REPLAY:
+                width = self._config.tokens_per_gen_step(step.draft_len) - 1
+                largest[width] = max(len(step.rows), largest.get(width, 0))
+        self._executor.model_engine.cuda_graph_runner.replays = lambda key: key[0] <= largest.get(key[1], 0)
         if self._config.stall_copies and isinstance(self._observer, Observer) and self._copies is not None:
             self._copies = HostCopies(self._latest_reads(steps))
             self._observer.copies = self._copies
@@ -221,7 +228,7 @@ class PortableSession:
         running = [r for r in batch.context_requests if not r.is_finished]
         cached.update({r.py_request_id: r.context_current_position for r in running})
         for request, accepted in zip(batch.generation_requests, lens):
-            if not request.is_finished:
+            if not (request.is_finished or request.is_dummy):
                 cached[request.py_request_id] = request.num_cached_tokens + accepted
         return [_Committed(request, tokens) for request, tokens in cached.items()]
 
@@ -343,6 +350,7 @@ class PortableSession:
             Seam("model.forward", model, "forward", None, before=watch.entered),
             Seam("target_model.forward", model.model, "forward", launch),
             Seam("worker.forward", worker, "forward", None, after=watch.worker_returned),
+            Seam("worker.cleanup", worker, "_ensure_spec_dec_state_restored", None, before=watch.cleaning_up),
             Seam(
                 "worker.sample_and_accept_draft_tokens", worker, "sample_and_accept_draft_tokens", launch,
                 after=watch.verified,

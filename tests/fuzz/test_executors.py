@@ -52,7 +52,9 @@ def unit(engine: str = "Sound", **options: object) -> Unit:
 
 
 def timeless(events: list[Event]) -> list[Event]:
-    return [replace(e, tally=replace(e.tally, seconds=0.0)) if isinstance(e, BatchFinished) else e for e in events]
+    return [
+        replace(e, tally=replace(e.tally, seconds=0.0, memory=0)) if isinstance(e, BatchFinished) else e for e in events
+    ]
 
 
 @pytest.fixture
@@ -66,7 +68,10 @@ def test_spawned_processes_do_what_this_one_does(running: Path) -> None:
     units = [unit(), unit(worker="PARDWorker", faults=("seams",), seed=2), unit("Forgetful", first=True)]
     here, there = Queue(*units), Queue(*units)
     both: list[tuple[Executor, Queue]] = [(InProcess(running), here), (Spawned(1, running), there)]
-    one, other = (timeless(list(executor.execute(plan))) for executor, plan in both)
+    one, other = (list(executor.execute(plan)) for executor, plan in both)
+    measured = [[e.tally.memory for e in events if isinstance(e, BatchFinished)] for events in (one, other)]
+    assert set(measured[0]) == {0} and all(memory > 10 for memory in measured[1])
+    one, other = timeless(one), timeless(other)
     assert one == other
     assert [type(event) for event in one].count(UnitFinished) == 3
     assert [unit for unit, _ in here.heard] == [unit for unit, _ in there.heard]

@@ -38,7 +38,8 @@ def test_findings_end_with_the_line_that_reproduces_them(snapshot: Snapshot) -> 
 
 
 def test_the_json_document() -> None:
-    total = summary(events(FOUND))
+    measured = BatchFinished(worker="MTPEagleWorker", tally=Tally(memory=300))
+    total = summary([*events(FOUND), measured])
     total.interrupted.append("x.json")
     assert total.to_json() == {
         "engine": "portable",
@@ -54,7 +55,10 @@ def test_the_json_document() -> None:
             "graph-buffers-stable": {"reached": 0, "held": 0},
         },
         "unobservable": ["graph-buffers-stable"],
-        "workers": {"MTPEagleWorker": {"cases": 10, "steps": 31}, "PARDWorker": {"cases": 10, "steps": 31}},
+        "workers": {
+            "MTPEagleWorker": {"cases": 10, "steps": 31, "memory_mib": 300},
+            "PARDWorker": {"cases": 10, "steps": 31, "memory_mib": None},
+        },
         "findings": [
             {
                 "id": FINDING.id,
@@ -81,6 +85,7 @@ def test_the_json_document() -> None:
     }
 
 
+GROWN = BatchFinished(worker="PARDWorker", tally=Tally(memory=601))
 IDLE = BatchFinished(worker="MTPEagleWorker", tally=Tally(planned=3, fired=2))
 ERROR = HarnessError(worker="PARDWorker", key="k", message="steps[1]: the planned fault x@1:oom did not fire")
 
@@ -90,6 +95,7 @@ ERROR = HarnessError(worker="PARDWorker", key="k", message="steps[1]: the planne
     [
         (events(ERROR), "PARDWorker: steps[1]: the planned fault x@1:oom did not fire"),
         (events(IDLE), "faults: 10 fired of 11 planned"),
+        (events(GROWN), "memory: a process had 601 MiB resident, which should be 600 at most"),
         (events()[:-1], "cut short before its budget was spent"),
         (events()[:1], "cut short before its budget was spent"),
         ([events()[0], CampaignFinished(seconds=1.0)], "nothing was executed"),

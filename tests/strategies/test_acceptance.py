@@ -69,7 +69,7 @@ def test_requests_think_and_drafts_come_close_where_it_counts() -> None:
         relaxed_topk=2,
         relaxed_delta=0.5,
     )
-    seen = all_of(scenarios(config=config, max_steps=4), 40)
+    seen = all_of(scenarios(config=config, max_steps=5), 60)
     assert {r.thinking for case in seen for r in case.requests} == {True, False}
     near = [g.near for case in seen for step in case.steps for g in step.generations]
     assert {0, 1, 3} <= set(near)

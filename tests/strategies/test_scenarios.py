@@ -105,6 +105,7 @@ def test_nothing_is_rejected(strategy: st.SearchStrategy[Scenario]) -> None:
 def test_a_step_without_sites_is_clean_and_leaves_no_dead_end() -> None:
     seen = 0
 
+    @settings(max_examples=30)
     @given(faulted_scenarios(record=lambda _: {}, max_steps=6))
     def look(scenario: Scenario) -> None:
         nonlocal seen

@@ -27,7 +27,8 @@ class KVCacheManagerV2(KVCacheManager):
         # Whoever is served owns a page at least, so there is always a row.
         rows = self.num_blocks + 1
         self._index_mapper = SlotManager(rows)
-        self.host_kv_cache_block_offsets = torch.empty(rows, self.max_blocks_per_seq, dtype=torch.int32)
+        host_table = torch.empty(rows, self.max_blocks_per_seq, dtype=torch.int32)
+        self.host_kv_cache_block_offsets = maybe_pin_memory(host_table, self.device)
 
     def resize(self, request: LlmRequest, capacity: int) -> None:
         """Let a request have ``capacity`` tokens, and its row name the pages that it then owns.

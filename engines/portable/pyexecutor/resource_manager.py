@@ -113,7 +113,7 @@ class KVCacheManager:
     def update_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Take back what each generation of the step did not use."""
         for request in scheduled_batch.generation_requests:
-            if request.is_finished:
+            if request.is_finished or request.is_attention_dp_dummy:
                 # It ended while this step was in flight, and owns nothing any more (PR #9693).
                 continue
             if request.py_rewind_len > 0:
