@@ -11,8 +11,7 @@ from typing import Final
 
 from scenarios.errors import outside, require
 from scenarios.model import Config, Generation
-from scenarios.overlap import overlaps_on
-from scenarios.traits import WORKERS
+from scenarios.traits import BACKENDS, WORKERS
 
 _NOT_RAGGED: Final = (
     "guided_decoding",
@@ -25,7 +24,8 @@ _NOT_RAGGED: Final = (
 
 def ragged_on(worker: str, backend: str) -> bool:
     """Whether verify widths may differ with a worker and an attention backend, by name."""
-    return WORKERS[worker].ragged_verify and overlaps_on(backend)
+    traits = BACKENDS[backend]
+    return WORKERS[worker].ragged_verify and not (traits.compressed or traits.draft_view or traits.one_page)
 
 
 def is_ragged(config: Config) -> bool:
