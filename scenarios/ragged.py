@@ -23,7 +23,10 @@ _NOT_RAGGED: Final = (
 
 
 def ragged_on(worker: str, backend: str) -> bool:
-    """Whether verify widths may differ with a worker and an attention backend, by name."""
+    """Whether verify widths may differ with a worker and an attention backend, by name.
+
+    Compressed tokens, pages as running totals and lengths on the host alone would each need rows of their own kind.
+    """
     traits = BACKENDS[backend]
     return WORKERS[worker].ragged_verify and not (traits.compressed or traits.draft_view or traits.one_page)
 
