@@ -65,7 +65,8 @@ def running(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_spawned_processes_do_what_this_one_does(running: Path) -> None:
-    units = [unit(), unit(worker="PARDWorker", faults=("seams",), seed=2), unit("Forgetful", first=True)]
+    seams = unit(worker="PARDWorker", faults=("seams",), seed=2, max_cases=8)
+    units = [unit(max_cases=8), seams, unit("Forgetful", first=True)]
     here, there = Queue(*units), Queue(*units)
     both: list[tuple[Executor, Queue]] = [(InProcess(running), here), (Spawned(1, running), there)]
     one, other = (list(executor.execute(plan)) for executor, plan in both)

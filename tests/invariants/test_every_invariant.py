@@ -154,7 +154,7 @@ def watched() -> tuple[list[tuple[Scenario, Trace]], set[str]]:
     return [(scenario, watch(dressed(scenario))) for scenario in FEW], read
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("invariant", [i for i in all_invariants() if isinstance(i, Predicate)], ids=lambda i: i.slug)
 def test_each_declares_what_it_reads(
     invariant: Predicate, watched: tuple[list[tuple[Scenario, Trace]], set[str]]
@@ -167,7 +167,7 @@ def test_each_declares_what_it_reads(
     assert set(invariant.reads) <= set(FIELDS)
 
 
-@pytest.mark.exhaustive(every=2, first=1)
+@pytest.mark.exhaustive(every=6, first=1)
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
     bare = [
@@ -230,7 +230,7 @@ def test_a_substep_that_an_engine_cannot_observe_is_missed_once(name: str) -> No
         assert {v.invariant for v in verdict.violations} <= {"substeps-in-order"}
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_an_engine_cannot_observe_is_no_violation(field: str) -> None:
     shown = [f for f in FEW if any(field in s for step in dressed(f).steps for s in step.substeps)]
