@@ -58,7 +58,8 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         overlap = overlap or (meets_overlap and "overlap" in variants)
         config = replace(config, ragged_verify=True)
     config = replace(config, recurrent=recurrent, rejection_sampling=rejection)
-    ranks = choose(draw, _RANKS) if "attention_dp_size" in variants and not config.ragged_verify else 1
+    ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
+    ranks = 1 if config.ragged_verify else ranks
     rank = pick(draw, ranks)
     shards = choose(draw, _REPLICAS) if "tp_size" in variants else 1
     if ranks > 1 or guided or not config.traits.shares_draft_head:

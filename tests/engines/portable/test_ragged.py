@@ -1,4 +1,4 @@
-"""Verify widths in the portable engine: rows side by side, what is told of them, and what a step in flight gives back."""
+"""Verify widths in the portable engine: rows side by side, what is told of them, what a step in flight gives back."""
 
 from __future__ import annotations
 
