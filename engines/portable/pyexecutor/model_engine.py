@@ -197,9 +197,11 @@ class PyTorchModelEngine:
         width, widths = spec_metadata.runtime_tokens_per_gen_step, spec_metadata.verify_widths
         if self.guided_decoder is not None:
             self.guided_decoder.feed(fed.view(-1, width))
-        if spec_metadata.sa_manager is not None:
+        # Metadata of upstream's own may know of none.
+        automata = getattr(spec_metadata, "sa_manager", None)
+        if automata is not None:
             first = fed[::width] if widths is None else fed.index_select(0, first_rows(widths))
-            spec_metadata.sa_manager.append_first_tokens(first)
+            automata.append_first_tokens(first)
 
     def _prepare_spec_metadata(
         self, spec_metadata: SpecMetadata, scheduled_requests: ScheduledRequests, rows: _Rows
