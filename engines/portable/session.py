@@ -317,11 +317,14 @@ class PortableSession:
 
     def _generation(self, step: Step, index: int, row: Generation) -> LlmRequest | None:
         if row.request is not None:
-            return self._requests.get(row.request)
+            request = self._requests.get(row.request)
+            if request is not None:
+                request.py_verify_len = row.verify
+            return request
         if not step.phase.is_startup:
             # The executor finds out itself which dummies keep the ranks in step.
             return None
-        return dummy_generation(self._config, index, step.draft_len, row.past, row.accept)
+        return dummy_generation(self._config, index, step.draft_len, row.past, row.accept, row.verify)
 
     def _follow(self, step: Step, iteration: Iteration, error: Exception | None) -> None:
         """Forget the requests that ended, and the schedule once the run has left its plan."""
