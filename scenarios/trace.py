@@ -75,6 +75,12 @@ FIELDS: Final[dict[str, str]] = {
     "draft_tokens": "device int32 [G * (tokens_per_gen_step - 1)]: drafts to verify, flat",
     "runtime_draft_len": "host int",
     "runtime_tokens_per_gen_step": "host int",
+    # Verify widths (config.ragged_verify): rows of each generation, what it verifies and one more; r = their sum. Flat
+    # fields have as many entries per generation as it has rows (draft_tokens one less, offsets of positions as many).
+    "ragged_verify_lens": "host list of int [G]: rows of each generation; prepared",
+    "gen_token_repeats_cuda": "device int32 [G]: the same; prepared, entered",
+    "row_req_idx_cuda": "device int32 [r]: batch row of each row of the generations; DSA: prepared, entered, draft[0]",
+    "row_kv_lens_cuda": "device int32 [r]: KV length of its request up to each of them, itself included; likewise",
     # The overlap scheduler (config.overlap): prepared. g generations, w rows each.
     "previous_batch_indices": "device int64 [g]: row of the step in flight that each one continues, -1 without one",
     "previous_kv_lens_offsets_cuda": "device int32 [g]: what the forward adds to its KV length",
@@ -132,6 +138,7 @@ FIELDS: Final[dict[str, str]] = {
     # Page tables as arrays (FLASHINFER): prepared and entered of the target, draft[i] of the view that drafters read.
     "_qo_indptr": "device int32 [n + 1]: running totals of the rows' queries",
     "num_blocks": "host int [n]: pages of each row in the page table",
+    "planned_num_blocks": "host int [n]: pages of each row by which the kernels were planned; not of a view",
     "_paged_kv_indices": "device: per row its pages in the page table, in order, by their places in the pool",
     "_paged_kv_indptr_prefill": "device int32 [C + 1]: running totals of pages, of the contexts",
     "_paged_kv_indptr_decode": "device int32 [G + 1]: the same of the generations",
@@ -150,7 +157,8 @@ FIELDS: Final[dict[str, str]] = {
     # target, every row of a draft call from the second one on).
     "spec_decoding_packed_mask": "device: per row and node the nodes of this forward that it sees, itself last",
     "spec_decoding_position_offsets": "device: per row and node how many nodes of this forward are above it",
-    "spec_decoding_generation_lengths": "device int32: nodes per row",
+    "spec_decoding_generation_lengths": "device int32: nodes per row; and rows of each generation with verify widths, "
+    "on TRTLLM: prepared, entered",
     # A drafter with a context of its own (DFlash, DSpark).
     "ctx_len": "device int64, per generation of the batch: columns of its context; entered, restored, failed",
     "num_ctx_per_req": "device int64 [G]: columns that the draft call reads; draft[i]",
