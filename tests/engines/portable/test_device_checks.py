@@ -48,6 +48,7 @@ STALE = {
     "TRT-10/Eagle3OneModelWorker/padding": "verified (run 0) draft_probs",
     "TRT-130/MTPEagleWorker/stale": "entered (run 0) matcher_rows",
     "TRT-130/PARDWorker": "restored (run 0) matcher_rows",
+    "TRT-88/Eagle3OneModelWorker/widths": "verified (run 0) num_accepted_tokens",
     "SGL-11/Eagle3OneModelWorker": "updated (run 0) draft_kv",
     "TRT-80/DraftTargetOneModelWorker/shard": "draft[2] (run 0) input_ids",
 }
