@@ -38,6 +38,9 @@ def test_a_fair_share_has_a_variant() -> None:
         assert {c.worker for c in seen if getattr(c, variant)} == {n for n, t in WORKERS.items() if getattr(t, variant)}
         assert 0.1 < sum(getattr(c, variant) for c in seen) / len(seen) < 0.4
     assert any(c.recurrent and c.rejection_sampling and c.overlap for c in seen)
+    beside = [c for c in seen if c.overlap]
+    for variant in ("attention_dp_rank", "force_num_accepted_tokens", "guided_decoding", "relaxed_topk", "sa_threshold"):
+        assert any(getattr(c, variant) for c in beside), variant
     assert simplest(configs(variants=VARIANTS)) == Config(worker="Eagle3OneModelWorker", max_draft_len=1)
 
 
