@@ -54,7 +54,7 @@ _TABLES: Final = (
 def kv_ledger_balanced(step: StepCase, check: Check) -> None:
     """Every token and page of a pool is accounted for: granted, rewound, owned, or free.
 
-    A generation gains ``1 + width - py_rewind_len`` tokens, a prompt is granted once, whole; pages are
+    A generation gains what it feeds less ``py_rewind_len``, a prompt is granted once, whole; pages are
     ``ceil(tokens / tokens_per_block)``; no page has two owners, but for those of a beginning that prompts share;
     owned and free pages are the pool, so when requests finish or fail, or dummies are freed, all of theirs are free
     again, shared ones with their last owner.
@@ -133,7 +133,7 @@ def _tokens(step: StepCase, rewinds: dict[int, int], field: str) -> dict[int, in
 
 def _grant(row: Row) -> int:
     """Tokens that a row is granted after the first chunk of its prompt."""
-    return 0 if row.is_context else 1 + row.step.width
+    return 0 if row.is_context else row.query
 
 
 def _ledger_before(step: StepCase) -> StepCase | None:
