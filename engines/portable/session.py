@@ -226,7 +226,8 @@ class PortableSession:
         batch, state = launched.iteration.batch, launched.sample_state
         state.synchronize()
         cached = {i: request.num_cached_tokens for i, request in self._executor.active_requests.items()}
-        lens = state.new_tokens_lens.tolist()[len(batch.context_requests) :]
+        new_tokens_lens = state.new_tokens_lens if self._copies is None else self._copies.peek(state.new_tokens_lens)
+        lens = new_tokens_lens.tolist()[len(batch.context_requests) :]
         running = [r for r in batch.context_requests if not r.is_finished]
         cached.update({r.py_request_id: r.context_current_position for r in running})
         for request, accepted in zip(batch.generation_requests, lens):

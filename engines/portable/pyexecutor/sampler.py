@@ -101,4 +101,4 @@ class SpecSampler:
 def _to_host(tensor: Tensor) -> Tensor:
     """A copy on the host that the next step's outputs do not reach."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=prefer_pinned(tensor.device))
-    return host.copy_(tensor, non_blocking=True)
+    return copies.copy_to_host(host, tensor)
