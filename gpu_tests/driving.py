@@ -43,15 +43,18 @@ _OF_BACKEND: Final[dict[str, Override]] = {
 }
 """What a backend needs beside its name."""
 _SEPARATE: Final = {"use_separate_draft_kv_cache": True, "draft_num_blocks": 96, "draft_tokens_per_block": 3}
-_OVERLAP: Final[Override] = {"overlap": True}
+_ONCE: Final = ("TRTLLM", "VANILLA", "tensor-parallel")
+"""What has no second case with a step in flight, which is ``overlap`` by itself."""
 
 
 def overrides(worker: str) -> dict[str, Override]:
-    """Configurations of a worker: each backend, and each part that adds buffers, in a short form.
+    """Configurations of a worker, each backend and each part that adds buffers, in a short form, and with overlap."""
+    found = _overrides(worker)
+    overlapping = {f"overlap-{name}": {**found[name], "overlap": True} for name in found if name not in _ONCE}
+    return {**found, "overlap": {"overlap": True, "kv_cache_manager": "V2"}, **overlapping}
 
-    Two things that a device may do at once are together where one alone shows less: a step in flight and pages that
-    other prompts have too, proposals and a head of which each rank has a part.
-    """
+
+def _overrides(worker: str) -> dict[str, Override]:
     traits = WORKERS[worker]
     found: dict[str, Override] = {}
     for name in BACKENDS:
@@ -62,17 +65,12 @@ def overrides(worker: str) -> dict[str, Override]:
         found["guided"] = {"guided_decoding": True}
     if traits.sa_enhancer:
         found["enhancer"] = {"sa_threshold": 2}
-    found["overlap"] = {**_OVERLAP, "kv_cache_manager": "V2"}
-    found["overlap-DSA"] = {**_OVERLAP, **found["DSA"]}
     if traits.reuses_blocks:
         found["reuse"] = {"enable_block_reuse": True}
-        found["overlap-reuse"] = {**_OVERLAP, "enable_block_reuse": True}
     if traits.recurrent:
         found["recurrent"] = {"recurrent": True}
-        found["overlap-recurrent"] = {**_OVERLAP, "recurrent": True}
     if traits.rejection_sampling:
         found["rejection"] = {"rejection_sampling": True}
-        found["overlap-rejection"] = {**_OVERLAP, "rejection_sampling": True, "tp_size": 2}
     if traits.shares_draft_head:
         found["tensor-parallel"] = {"tp_size": 2, "tp_rank": 1}
     return found

@@ -25,8 +25,9 @@ from scenarios import BACKENDS, WORKERS, Fault, FaultKind
 
 EAGLE3 = "Eagle3OneModelWorker"
 PARTS = {
-    *("separate", "guided", "enhancer", "reuse", "recurrent", "rejection", "tensor-parallel"),
-    *("overlap", "overlap-DSA", "overlap-reuse", "overlap-recurrent", "overlap-rejection"),
+    *("separate", "guided", "enhancer", "reuse", "recurrent", "rejection", "tensor-parallel", "overlap"),
+    *("overlap-separate", "overlap-guided", "overlap-enhancer", "overlap-reuse", "overlap-recurrent"),
+    *("overlap-rejection", "overlap-DSA", "overlap-DEEPSEEK_V4", "overlap-FLASHINFER"),
 }
 
 
@@ -51,6 +52,7 @@ def test_all_scenarios_are_valid() -> None:
     for worker in WORKERS:
         assert test_out_of_memory.story(worker).steps
         assert [ranks.scenario_of(worker, rank).config.attention_dp_rank for rank in (0, 1)] == [0, 1]
+        assert ranks.scenario_of(worker + ranks.OVERLAP, 1).config.overlap
     assert all(test_museum.around_a_graph(bug).steps for bug in test_museum.AROUND_GRAPHS)
 
 
