@@ -63,6 +63,8 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "overlap": {"overlap": True},
     "recurrent": {"recurrent": True},
     "rejection_sampling": {"rejection_sampling": True},
+    "tp_size": {"tp_size": 2, "tp_rank": 1},
+    "enable_block_reuse": {"enable_block_reuse": True, "tokens_per_block": 1},
 }
 """Variants that have a cell of their own, by the field of ``Config`` that asks for them."""
 _PEERS: Final = (Peer(contexts=(3,), generations=1),)
@@ -143,6 +145,9 @@ class Cell:
             num_blocks=max(rows * -(-longest // usual.tokens_per_block), usual.num_blocks),
         )
         asked = VARIANTS.get(self.variant, {})
+        if "tokens_per_block" in asked:
+            blocks = -(-config.num_blocks * config.tokens_per_block // asked["tokens_per_block"])
+            config = replace(config, num_blocks=blocks)
         if "draft_tokens_per_block" in asked:
             blocks = -(-config.num_blocks * config.tokens_per_block // asked["draft_tokens_per_block"])
             return replace(config, **asked, draft_num_blocks=blocks)
@@ -184,8 +189,14 @@ class Cell:
         if self.config.attention_dp_size > 1:
             steps = [kept_in_step(self.config, replace(step, peers=_PEERS)) for step in steps]
         served = {row.request for step in steps for row in step.rows if row.request is not None}
-        requests = tuple(Request(id=i, prompt_len=self._prompt_len(i % rows)) for i in sorted(served))
+        requests = tuple(self._request(i, self._prompt_len(i % rows)) for i in sorted(served))
         return Scenario(config=self.config, requests=requests, steps=tuple(steps))
+
+    def _request(self, request: int, prompt_len: int) -> Request:
+        """The request of that id; all prompts begin alike where pages can be reused."""
+        if not request or not self.config.enable_block_reuse:
+            return Request(id=request, prompt_len=prompt_len)
+        return Request(id=request, prompt_len=prompt_len, prefix_of=0, prefix_len=_LEAST_PROMPT)
 
     def _is_end(self, fault: Fault | None) -> bool:
         """Whether the run ends with it: start-up survives lack of memory outside captures, serving all but CUDA."""
@@ -329,6 +340,8 @@ def _has(traits: WorkerTraits, variant: str) -> bool:
         "overlap": True,
         "recurrent": traits.recurrent,
         "rejection_sampling": traits.rejection_sampling,
+        "tp_size": traits.shares_draft_head,
+        "enable_block_reuse": traits.reuses_blocks,
     }[variant]
 
 

@@ -12,7 +12,8 @@ import sys
 from contextlib import nullcontext
 
 from engines.portable.pyexecutor.py_executor import is_cuda_error
-from gpu_tests.driving import drive
+from gpu_tests import driving
+from gpu_tests.crashing import what_the_device_says
 from invariants import all_invariants, verify
 from invariants.registry import Relation
 from museum import BUGS, seeded
@@ -27,12 +28,14 @@ def hunt(id: str, *, with_bug: bool) -> dict[str, object]:
     scenario, asked = scenario_of(BUGS[id]), PREDICATES | {*BUGS[id].caught_by}
     with seeded(id) if with_bug else nullcontext():
         try:
-            violations = verify(scenario, drive, only=asked).violations
+            violations = verify(scenario, driving.drive, only=asked).violations
         except RuntimeError as error:
             if not is_cuda_error(error):
                 raise
             return {"noticed": [], "lost": str(error).splitlines()[0]}
-    return {"noticed": sorted({violation.invariant for violation in violations}), "lost": ""}
+    # What is noticed of a step that has cost the device is noticed; the next scenario would find out.
+    lost = what_the_device_says() if driving.DEVICE == "cuda" else ""
+    return {"noticed": sorted({violation.invariant for violation in violations}), "lost": lost}
 
 
 if __name__ == "__main__":

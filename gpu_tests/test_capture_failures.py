@@ -46,7 +46,8 @@ def sites(scenario: Scenario, family: str) -> Mapping[str, int]:
 
 def go_on(session: PortableSession) -> None:
     """Let a session live on after a start-up failure, which ends upstream's process."""
-    session._over, session._schedule = False, None
+    session._over = False
+    session._plan.leave()
 
 
 def failing_first(scenario: Scenario, site: str, occurrence: int = 1) -> Trace:

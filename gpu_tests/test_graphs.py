@@ -281,8 +281,10 @@ class Touched(TorchDispatchMode):
             f"{owner}.{name}": value.untyped_storage()._cdata
             for owner in ("attn_metadata", "spec_metadata")
             for name, value in vars(getattr(graph, owner)).items()
-            # New in each step, on the host; that of the emulation is where the device's are.
-            if isinstance(value, torch.Tensor) and name != "kv_lens_runtime" and not name.startswith("host_")
+            # New in each step, on the host; those of the emulation are where the device's are.
+            if isinstance(value, torch.Tensor)
+            and name not in ("kv_lens_runtime", "_seq_lens")
+            and not name.startswith("host_")
         }
 
 

@@ -18,7 +18,7 @@ def test_no_finding_and_no_growth() -> None:
     done = share(process=0, steps=3 * ENDS, device="cuda", ends=ENDS)
     assert done.findings == []
     assert done.steps >= 3 * ENDS
-    assert done.replays > 0
+    assert done.of["replay"] > 0
     assert done.first.peak > done.first.left > 0
     assert done.last.peak <= done.first.peak
     assert done.last.left <= done.first.left

@@ -66,7 +66,7 @@ class Composer:
 
         It succeeds if it has no site, or if it must not be the ``last`` and would leave open what later ones accept.
         """
-        step = self._draw_rows(draw, phase)
+        step = self._draw_rows(draw, phase, fails=True)
         scenario = self.scenario()
         known = not forced.draws(scenario.config.force_num_accepted_tokens, step.draft_len)
         sites = record(replace(scenario, steps=(*scenario.steps, step))) if known or last else {}
@@ -121,13 +121,13 @@ class Composer:
         everybody = choice == len(started) + 1 and len(started) > 1
         return started if everybody else started[choice - 1 : choice] if choice else []
 
-    def _draw_rows(self, draw: Draw, phase: Phase | None) -> Step:
-        """The next step, without those that end after it."""
+    def _draw_rows(self, draw: Draw, phase: Phase | None, *, fails: bool = False) -> Step:
+        """The next step, without those that end after it, and without the fault if it ``fails``."""
         if phase is None:
             # Without start-up there is no graph either, hence nothing to choose.
             startup = len(self.steps) < self.startup
             phase = choose(draw, phase_table(self.schedule, with_startup=startup)) if self.startup else Phase.EAGER
-        draft_len = draw_draft_len(draw, self.schedule.config, of_dummies=phase is Phase.WARMUP)
+        draft_len = draw_draft_len(draw, self.schedule.config, of_dummies=phase is Phase.WARMUP, fails=fails)
         if phase.is_startup:
             step = draw_dummies(draw, self.schedule, phase, draft_len)
             if step is not None:

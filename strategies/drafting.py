@@ -50,6 +50,11 @@ def draw_agreements(draw: Draw, draft_len: int, rows: int, least: int = 0) -> tu
     return tuple(least + extra for extra in digits(draw, (options,) * rows))
 
 
-def draw_draft_len(draw: Draw, config: Config, *, of_dummies: bool = False) -> int:
-    """A draft length as in ``draft_lengths``; one of dummies may be smaller than what is accepted by force."""
-    return choose(draw, draft_lens(config, of_dummies=of_dummies))
+def draw_draft_len(draw: Draw, config: Config, *, of_dummies: bool = False, fails: bool = False) -> int:
+    """A draft length as in ``draft_lengths``; one of dummies may be smaller than what is accepted by force.
+
+    Of a step that ``fails`` it is the larger of two: a loop of one round has no middle.
+    """
+    table = draft_lens(config, of_dummies=of_dummies)
+    draft_len = choose(draw, table)
+    return max(draft_len, choose(draw, table)) if fails else draft_len

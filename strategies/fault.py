@@ -29,9 +29,9 @@ def faults(sites: Mapping[str, int], *, kinds: Sequence[FaultKind] = KINDS[Phase
 
         faults({"draft_model.forward": 3}, kinds=KINDS[Phase.WARMUP])
 
-    sites  site -> how often the step passes it, as recorded. Half the time the site is drawn first, then the
-           occurrence, so that a site passed once is as likely as one passed a hundred times; half the time one of
-           all that the step passes, most of which lie in the draft loop
+    sites  site -> how often the step passes it, as recorded; first the site is drawn, then the occurrence, so
+           that a site passed twice is as likely as one passed a hundred times. Half the time it is one that is
+           passed again, at another occurrence than the first
     kinds  what may be raised; a kind listed twice is twice as likely
 
     Shrinks to the first occurrence of the first site and the first kind. Raises ``UsageError`` if there is no
@@ -53,9 +53,12 @@ def _faults(draw: st.DrawFn, sites: Mapping[str, int], kinds: Sequence[FaultKind
 
 def draw_fault(draw: Draw, sites: Mapping[str, int], kinds: Sequence[FaultKind]) -> Fault:
     """A fault as in ``faults``, with the ``draw`` of a composite strategy."""
-    if pick(draw, 2):
-        passes = [(site, occurrence) for site in sites for occurrence in range(1, sites[site] + 1)]
-        site, occurrence = choose(draw, passes)
+    again = tuple(site for site in sites if sites[site] > 1)
+    if again and pick(draw, 2):
+        # In the middle of a loop, what its first round has changed is still so.
+        site = choose(draw, again)
+        # As many draws as below: otherwise this would be the simpler fault.
+        occurrence = sites[site] - pick(draw, sites[site]) % (sites[site] - 1)
     else:
         site = choose(draw, tuple(sites))
         occurrence = 1 + pick(draw, sites[site])

@@ -156,8 +156,7 @@ SAME = ("emitted", "kv_tokens", "target_kv", "draft_kv", "py_rewind_len", "autom
 
 @given(scenarios(SHARING))
 def test_reuse_is_seen_in_no_text_and_no_cache(scenario: Scenario) -> None:
-    alike = [replace(r, prefix_of=0, prefix_len=min(r.prompt_len, 5)) for r in scenario.requests]
-    requests = tuple(r if r.id else replace(r, prefix_of=None, prefix_len=0) for r in alike)
+    requests = tuple(replace(r, prefix_of=0, prefix_len=min(r.prompt_len, 5)) if r.id else r for r in scenario.requests)
     config = replace(scenario.config, enable_block_reuse=True, tokens_per_block=2)
     try:
         shared = trace(check(replace(scenario, config=config, requests=requests)))

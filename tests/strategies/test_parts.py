@@ -254,10 +254,9 @@ def test_phases_follow_start_up_and_capture() -> None:
     assert simplest(phases(schedule)) is Phase.EAGER
 
 
-def test_a_rare_site_is_half_as_likely_as_a_frequent_one() -> None:
+def test_a_rare_site_is_as_likely_as_a_frequent_one() -> None:
     seen = all_of(faults({"a.rare": 20, "b.frequent": 1000}))
-    # As likely where a site is drawn, hardly ever where one of all that are passed is.
-    assert 0.15 < sum(f.site == "a.rare" for f in seen) / len(seen) < 0.4
+    assert 0.3 < sum(f.site == "a.rare" for f in seen) / len(seen) < 0.7
     occurrences = {f.occurrence for f in seen if f.site == "b.frequent"}
     assert min(occurrences) >= 1
     assert 800 < max(occurrences) <= 1000

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.portable import copies
-from engines.portable._utils import maybe_pin_memory, prefer_pinned
+from engines.portable._utils import prefer_pinned
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 
 
@@ -100,5 +100,5 @@ class SpecSampler:
 
 def _to_host(tensor: Tensor) -> Tensor:
     """A copy on the host that the next step's outputs do not reach."""
-    host = maybe_pin_memory(torch.empty(tensor.shape, dtype=tensor.dtype), tensor.device)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=prefer_pinned(tensor.device))
     return host.copy_(tensor, non_blocking=True)
