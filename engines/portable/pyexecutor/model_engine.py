@@ -186,8 +186,10 @@ class PyTorchModelEngine:
         """Tell what generations feed, int32 [G, width], to those whom the host could not always tell."""
         if self.guided_decoder is not None:
             self.guided_decoder.feed(fed)
-        if spec_metadata.sa_manager is not None:
-            spec_metadata.sa_manager.append_first_tokens(fed[:, 0])
+        # Metadata of upstream's knows of automata where its worker has some.
+        automata = getattr(spec_metadata, "sa_manager", None)
+        if automata is not None:
+            automata.append_first_tokens(fed[:, 0])
 
     def _prepare_spec_metadata(
         self, spec_metadata: SpecMetadata, scheduled_requests: ScheduledRequests, rows: _Rows
