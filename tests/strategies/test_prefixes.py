@@ -48,6 +48,8 @@ def test_prompts_find_pages_of_earlier_ones() -> None:
         check(scenario)
     found = [scenario for scenario in seen if reused(scenario)]
     assert len(found) > len(seen) / 4
+    assert any(scenario.config.overlap for scenario in found)
+    assert any(scenario.config.use_separate_draft_kv_cache for scenario in found)
 
 
 @pytest.mark.exhaustive
@@ -55,8 +57,6 @@ def test_requests_end_while_others_have_their_pages() -> None:
     config = Config(worker="SAWorker", max_draft_len=2, tokens_per_block=2, enable_block_reuse=True)
     seen = all_of(scenarios(config=config, max_steps=10), 100)
     assert sum(map(parted, seen)) >= 3
-    assert any(scenario.config.overlap for scenario in found)
-    assert any(scenario.config.use_separate_draft_kv_cache for scenario in found)
 
 
 def test_prompts_are_their_own_where_nothing_is_reused() -> None:
