@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from threading import get_ident
 from types import CodeType
@@ -31,9 +32,14 @@ class Lines:
     """
 
     def __init__(self, roots: Iterable[str | Path], base: str | Path | None = None) -> None:
-        self._roots = tuple(Path(root).resolve() for root in roots)
-        self._base = Path(base).resolve() if base is not None else None
+        self._given = tuple(roots), base
         self._paths: dict[str, str | None] = {}
+
+    @cached_property
+    def _places(self) -> tuple[tuple[Path, ...], Path | None]:
+        """Roots and base. Found when they are asked for: each session has them, few monitor any line."""
+        roots, base = self._given
+        return tuple(Path(root).resolve() for root in roots), None if base is None else Path(base).resolve()
 
     @contextmanager
     def monitor(self, visit: Visitor, *, restoring: bool = False) -> Iterator[None]:
@@ -48,7 +54,7 @@ class Lines:
                 f"line sites need Python 3.12 or newer, this is {sys.version_info[0]}.{sys.version_info[1]}; "
                 "use seams or torch sites"
             )
-        if not self._roots:
+        if not self._given[0]:
             raise UsageError("line sites are asked for, but this engine names no source folders; use seams")
         monitoring = sys.monitoring
         thread = get_ident()
@@ -88,7 +94,7 @@ class Lines:
         """Line -> site of the lines of ``code`` that can raise; none when it is not under the roots."""
         file = code.co_filename
         if file not in self._paths:
-            self._paths[file] = _site_path(Path(file).resolve(), self._roots, self._base)
+            self._paths[file] = _site_path(Path(file).resolve(), *self._places)
         path = self._paths[file]
         if path is None:
             return {}

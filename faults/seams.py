@@ -178,7 +178,6 @@ class Sites:
         site_class = seam.site_class.value if seam.site_class else ""
         restores = seam.site_class is SiteClass.RESTORE
 
-        @functools.wraps(call)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if before is not None:
                 self._listen(seam, before, args, kwargs)
@@ -194,7 +193,8 @@ class Sites:
                 self._listen(seam, after, result, args, kwargs)
             return result
 
-        return wrapper
+        # A session has dozens of them; nobody asks for more than a name.
+        return functools.update_wrapper(wrapper, call, assigned=("__name__",), updated=())
 
     def _listen(self, seam: Seam, listener: Callable[..., None], *args: Any) -> None:
         if self._closed:

@@ -33,7 +33,7 @@ from fuzz.cli_app import (
     WorkersOption,
     app,
 )
-from scenarios import UsageError, closest
+from scenarios import BACKENDS, UsageError, closest
 
 if TYPE_CHECKING:
     from fuzz.subject import Subject
@@ -91,9 +91,10 @@ def run(
         faults=faults,
         max_draft_len=max_draft_len,
         seed=seed,
+        source=trtllm_source,
     )
     if max_cases is not None:
-        options.at_least("--max-cases", max_cases, 1)
+        options.within("--max-cases", max_cases, 1, options.MOST_CASES)
     processes = options.processes(workers, len(target.workers))
     output = commands.Output.asked(as_json, report_dir)
     return commands.run(target, cases=max_cases, processes=processes, output=output)
@@ -129,6 +130,7 @@ def fuzz(
         faults=faults,
         max_draft_len=max_draft_len,
         seed=secrets.randbelow(_SEEDS) if seed is None else seed,
+        source=trtllm_source,
     )
     seconds = options.duration(max_time)
     processes = options.processes(workers, os.cpu_count() or 1)
@@ -168,10 +170,11 @@ def sweep(
         invariant=invariant,
         faults=faults,
         max_draft_len=max_draft_len,
+        source=trtllm_source,
     )
     scope = options.scope(max_batch=max_batch, max_draft_len=max_draft_len, steps=steps, target=target)
     if max_points is not None:
-        options.at_least("--max-points", max_points, 1)
+        options.within("--max-points", max_points, 1, options.MOST_CASES)
     return commands.sweep(
         target,
         scope,
@@ -212,7 +215,9 @@ def replay(
         subject = read()
         named = with_bug not in (None, OWN)
         bug = options.bug(str(with_bug), "--with-bug", subject.scenario.config.worker) if named else None
-        return subject.on(engine, device, bug=bug, seed_bug=with_bug is not None)
+        subject = subject.on(engine, device, bug=bug, seed_bug=with_bug is not None)
+        options.check_source(trtllm_source, subject.engine)
+        return subject
 
     store = Store()
     return commands.replay_all(
@@ -234,12 +239,14 @@ def explain(
     as_json: JsonOption = False,
 ) -> int:
     """Show the failing step of a finding, expected beside actual."""
-    from fuzz import commands
+    from fuzz import commands, options
     from fuzz.store import Store
     from fuzz.subject import find_subject
 
     def source() -> Subject:
-        return find_subject(name, Store()).on(engine, None)
+        subject = find_subject(name, Store()).on(engine, None)
+        options.check_source(trtllm_source, subject.engine)
+        return subject
 
     output = commands.Output(as_json=as_json)
     return commands.replay_all([source], invariants=(), output=output, provenance=provenance)
@@ -265,7 +272,9 @@ def export(
 
     slug = None if invariant is None else options.invariants([invariant])[0]
     path = options.file("--output", output)
-    return commands.export_file(find_subject(name, Store()).on(engine, None), invariant=slug, path=path)
+    subject = find_subject(name, Store()).on(engine, None)
+    options.check_source(trtllm_source, subject.engine)
+    return commands.export_file(subject, invariant=slug, path=path)
 
 
 @app.command()
@@ -290,7 +299,7 @@ def museum(
 
     bugs = options.bugs(bug or ())
     if max_cases is not None:
-        options.at_least("--max-cases", max_cases, 1)
+        options.within("--max-cases", max_cases, 1, options.MOST_CASES)
     target = options.target(engine="portable", device="cpu", faults=faults, seed=seed)
     output = commands.Output.asked(as_json, report_dir)
     processes = options.processes(workers, len(bugs))
@@ -310,7 +319,7 @@ def leaks(
     """Say what failed steps leave behind in the metadata, and whether it is read: 1 if anything is."""
     from fuzz import commands, options
 
-    target = options.target(engine=engine, device=device, faults=faults, worker=worker)
+    target = options.target(engine=engine, device=device, faults=faults, worker=worker, source=trtllm_source)
     output = commands.Output.asked(as_json, report_dir)
     return commands.leaks(target, output)
 
@@ -319,7 +328,7 @@ def leaks(
 def acceptance(
     worker: Annotated[str, typer.Option("--worker", metavar="CLASS", help="Worker that drafts.")] = "MTPEagleWorker",
     attention_backend: Annotated[
-        str, typer.Option("--attention-backend", metavar="NAME", help="TRTLLM or DSA.")
+        str, typer.Option("--attention-backend", metavar="NAME", help=f"{', '.join(BACKENDS)}: one that it runs on.")
     ] = "DSA",
     with_bug: Annotated[
         str | None, typer.Option("--with-bug", metavar="ID", help="Also with this seeded defect, for comparison.")
@@ -342,6 +351,7 @@ def acceptance(
     from fuzz import acceptance as table
     from fuzz import commands, options
 
+    options.check_source(trtllm_source, engine)
     (worker,) = options.workers([worker])
     asked = table.Asked(
         worker=worker,

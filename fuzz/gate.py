@@ -85,7 +85,10 @@ def gate(
     for module in ("coverage", "diff_cover"):
         if find_spec(module) is None:
             raise UsageError(f"the gate needs {module}, which is not installed; pip install 'specfuzz[gate]'")
-    base = base or default_base()
+    if base is None:
+        base = default_base()
+    if not base:
+        raise UsageError("--base: is empty; name a revision, or leave the option out")
     packages = _measured_packages()
     changed = _changed_lines(base)
     report = _report(coverage_xml, packages)

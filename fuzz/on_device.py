@@ -82,11 +82,18 @@ class DeviceHunt:
                 if self._after_step is not None:
                     self._after_step(self.steps)
                 if outcome != wanted.outcome:
-                    self._mismatches.misfit("failed", 0, "outcome")
-                    return self.read()
+                    return self._otherwise()
+            # What the last step has left to do with overlap; what it could not do then it says of that step.
+            if [step.outcome for step in session.trace().steps] != [step.outcome for step in expected]:
+                return self._otherwise()
         finally:
             session.close()
         return self.read() if self.steps - self._read_at >= self._read_every else None
+
+    def _otherwise(self) -> DeviceFinding | None:
+        """The running step has ended otherwise than it should."""
+        self._mismatches.misfit("failed", 0, "outcome")
+        return self.read()
 
     def read(self) -> DeviceFinding | None:
         """Ask the device about all that ran since it was asked last."""

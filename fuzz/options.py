@@ -21,6 +21,8 @@ NO_FAULTS: Final = "none"
 LONGEST: Final = 30 * 24 * 3600
 """Most seconds of a campaign."""
 MOST_PROCESSES: Final = 256
+MOST_CASES: Final = 10**9
+"""Most scenarios of a campaign or a sweep."""
 MOST_ROWS: Final = 16
 """Most rows of a batch in a sweep."""
 MOST_STEPS: Final = 16
@@ -50,9 +52,11 @@ def target(
     invariant: Sequence[str] | None = None,
     max_draft_len: int | None = None,
     seed: int = 0,
+    source: Path | None = None,
 ) -> Target:
     """The checked options, the rest as in a command that lacks them; raises ``UsageError``."""
     fuzz.engines.check_name(engine, device)
+    check_source(source, engine)
     if max_draft_len is not None and not 1 <= max_draft_len <= 31:
         raise UsageError(f"--max-draft-len: {max_draft_len} is outside 1..31; write a value in that range")
     at_least("--seed", seed, 0)
@@ -206,6 +210,14 @@ def backend(name: str, worker: str) -> str:
         others = ", ".join(name for name in BACKENDS if runs_on(worker, name))
         raise UsageError(f"{option}: {worker} does not run on {backend}; choose one that it runs on: {others}")
     return backend
+
+
+def check_source(source: Path | None, engine: str) -> None:
+    """Raise ``UsageError`` for a checkout of upstream that nothing would be made of."""
+    if source is not None and engine == fuzz.engines.PORTABLE:
+        raise UsageError(
+            f"--trtllm-source: the engine {engine} is not made of it; add --engine {fuzz.engines.TENSORRT_LLM}"
+        )
 
 
 def at_least(option: str, value: int, low: int) -> None:

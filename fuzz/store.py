@@ -89,9 +89,9 @@ class Store:
         return self._write(self.home / folder / f"{finding.id}.json", finding_to_json(finding))
 
     def findings(self) -> list[Path]:
-        """Files of the findings in the engine as it is, oldest first."""
-        files = (path for path in json_files(self.home / "findings") if path.is_file())
-        return sorted(files, key=lambda path: (path.stat().st_mtime, path.name))
+        """Files of the findings in the engine as it is, oldest first; whatever else is called so is among them."""
+        files = json_files(self.home / "findings")
+        return sorted(files, key=lambda path: (path.lstat().st_mtime, path.name))
 
     def find(self, id: str) -> Path:
         """File of the finding or interrupted case with this id; ``UsageError`` with the closest if there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ from scenarios.codec import parse
 _LONGEST_NAME: Final = 255
 """Bytes of the name of a file, in the usual file systems."""
 _WRAPPER = ("title", "story", "engine", "device", "bug", "scenario")
+_KNOWN: Final = (*_WRAPPER, "version", *(field.name for field in fields(Scenario)))
+"""Names at the top of a scenario's file, with a story or without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +57,9 @@ class Subject:
             )
         subject = replace(
             self,
-            engine=engine or self.engine,
-            device=device or self.device,
-            bug=bug or self.bug,
+            engine=self.engine if engine is None else engine,
+            device=self.device if device is None else device,
+            bug=self.bug if bug is None else bug,
             seeded=self.seeded or seed_bug,
         )
         try:
@@ -110,6 +112,8 @@ def _subject(name: str, value: dict[str, Any]) -> Subject:
             finding=found,
         )
     if "scenario" not in value:
+        if unknown := [key for key in value if key not in _KNOWN]:
+            raise ScenarioError(unknown[0], "is not a field", closest(unknown[0], _KNOWN))
         return Subject(name=name, scenario=scenario_from_json(value))
     texts: dict[str, Any] = {}
     for key, content in value.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ import pytest
 
 from gpu_tests import ledger
 from gpu_tests.requirements import Verdicts, missing
+from gpu_tests.sampling import Sampled
 
 EXIT_STATUS: Final = 2
 """As everywhere in the suite: what was to be executed was not."""
@@ -44,14 +46,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--require-gpus", type=int, default=1, metavar="N", help="so many: with 2, none may skip for want of a second"
     )
+    group.addoption("--whole", action="store_true", help="take all members of long lists, and not some of them")
+    group.addoption("--turn", type=int, metavar="N", help="which members to take otherwise [another N every day]")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Count where the whole run is overseen: a process that xdist has started may well be left without a test."""
+    if config.option.turn is None:
+        # Here, so that the processes of xdist, which are given these options, all take the same ones.
+        config.option.turn = date.today().toordinal()
     if not hasattr(config, "workerinput"):
         gpus = config.getoption("--require-gpus")
         config.stash[_verdicts] = verdicts = Verdicts(config.rootpath, FOLDER, gpus)
         config.pluginmanager.register(verdicts)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say what is taken of long lists."""
+    if config.option.whole:
+        return "gpu_tests: all members of long lists"
+    return f"gpu_tests: of long lists the members of --turn {config.option.turn}; --whole takes all"
+
+
+@pytest.fixture(scope="session")
+def sampled(pytestconfig: pytest.Config) -> Sampled:
+    """Takes what this run is to take of a long list."""
+    return Sampled(pytestconfig.option.turn, pytestconfig.option.whole)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -62,9 +82,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what the ledger knows. An entry without a test is an error, unless only a part was asked for.
+    """Mark what the ledger knows, and take the members of this turn.
 
-    What takes longest comes first, so that no process is left alone with it in the end.
+    An entry without a test is an error, unless only a part was asked for. Of a part all members are taken. What takes
+    longest comes first, so that no process is left alone with it in the end.
     """
     items.sort(key=lambda item: item.path.name not in LONGEST)
     unused = ledger.apply(ledger.read(FOLDER / ledger.FILE), items, FOLDER)
@@ -72,6 +93,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     whole = not (options.keyword or options.markexpr or options.deselect or options.ignore)
     if unused and whole and [Path(argument).resolve() for argument in config.args] == [FOLDER]:
         raise pytest.UsageError(f"{ledger.FILE}: {unused[0].test!r} matches no test; remove the entry")
+    if not options.keyword and not any("::" in argument for argument in config.args):
+        items[:], left_out = Sampled(options.turn, options.whole).thin(items)
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

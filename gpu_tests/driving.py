@@ -43,10 +43,15 @@ _OF_BACKEND: Final[dict[str, Override]] = {
 }
 """What a backend needs beside its name."""
 _SEPARATE: Final = {"use_separate_draft_kv_cache": True, "draft_num_blocks": 96, "draft_tokens_per_block": 3}
+_OVERLAP: Final[Override] = {"overlap": True}
 
 
 def overrides(worker: str) -> dict[str, Override]:
-    """Configurations of a worker: each backend, and each part that adds buffers, in a short form."""
+    """Configurations of a worker: each backend, and each part that adds buffers, in a short form.
+
+    Two things that a device may do at once are together where one alone shows less: a step in flight and pages that
+    other prompts have too, proposals and a head of which each rank has a part.
+    """
     traits = WORKERS[worker]
     found: dict[str, Override] = {}
     for name in BACKENDS:
@@ -57,6 +62,19 @@ def overrides(worker: str) -> dict[str, Override]:
         found["guided"] = {"guided_decoding": True}
     if traits.sa_enhancer:
         found["enhancer"] = {"sa_threshold": 2}
+    found["overlap"] = {**_OVERLAP, "kv_cache_manager": "V2"}
+    found["overlap-DSA"] = {**_OVERLAP, **found["DSA"]}
+    if traits.reuses_blocks:
+        found["reuse"] = {"enable_block_reuse": True}
+        found["overlap-reuse"] = {**_OVERLAP, "enable_block_reuse": True}
+    if traits.recurrent:
+        found["recurrent"] = {"recurrent": True}
+        found["overlap-recurrent"] = {**_OVERLAP, "recurrent": True}
+    if traits.rejection_sampling:
+        found["rejection"] = {"rejection_sampling": True}
+        found["overlap-rejection"] = {**_OVERLAP, "rejection_sampling": True, "tp_size": 2}
+    if traits.shares_draft_head:
+        found["tensor-parallel"] = {"tp_size": 2, "tp_rank": 1}
     return found
 
 
@@ -80,9 +98,13 @@ def generation(request: int, agree: int, match: int = 0) -> Generation:
 def life(worker: str, name: str, **more: Any) -> Scenario:
     """A graph of two rows, captured, and replayed for three pairs of requests; other batches come in between.
 
-    Requests differ in length, pages and accepted counts; pairs change places.
+    Requests differ in length, pages and accepted counts; pairs change places. With block reuse the last one begins with
+    the pages of one that runs.
     """
-    agree = K if WORKERS[worker].drafts_for_contexts else 0
+    settings, agree = config(worker, name, **more), K if WORKERS[worker].drafts_for_contexts else 0
+    last = Request(id=3, prompt_len=4)
+    if settings.enable_block_reuse:
+        last = Request(id=3, prompt_len=9, prefix_of=2, prefix_len=9)
     steps = (
         Step(draft_len=K, phase=Phase.CAPTURE, generations=dummies(worker, 10, 20)),
         Step(
@@ -93,14 +115,14 @@ def life(worker: str, name: str, **more: Any) -> Scenario:
         Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(1, 2), generation(0, K))),
         Step(
             draft_len=K,
-            contexts=(Context(request=3, chunk=4, agree=agree),),
+            contexts=(Context(request=3, chunk=last.prompt_len, agree=agree),),
             generations=(generation(2, 2), generation(1, K)),
         ),
         Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(3, K), generation(2, 0)), finish=(2,)),
         Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(1, 0), generation(3, 1))),
     )
-    requests = tuple(Request(id=i, prompt_len=n) for i, n in enumerate((5, 3, 9, 4)))
-    return check(Scenario(config=config(worker, name, **more), requests=requests, steps=steps))
+    requests = (*(Request(id=i, prompt_len=n) for i, n in enumerate((5, 3, 9))), last)
+    return check(Scenario(config=settings, requests=requests, steps=steps))
 
 
 def overriding(scenario: Scenario) -> Scenario:

@@ -12,23 +12,30 @@ import sys
 from contextlib import nullcontext
 
 from engines.portable.pyexecutor.py_executor import is_cuda_error
-from gpu_tests.driving import drive
-from invariants import verify
+from gpu_tests import driving
+from gpu_tests.crashing import what_the_device_says
+from invariants import all_invariants, verify
+from invariants.registry import Relation
 from museum import BUGS, seeded
 from tests.museum.scenario_of import scenario_of
+
+PREDICATES = {one.slug for one in all_invariants() if not isinstance(one, Relation)}
+"""On a device a defect may be noticed elsewhere than where it is without."""
 
 
 def hunt(id: str, *, with_bug: bool) -> dict[str, object]:
     """What is seen in the smallest scenario of the defect."""
-    scenario = scenario_of(BUGS[id])
+    scenario, asked = scenario_of(BUGS[id]), PREDICATES | {*BUGS[id].caught_by}
     with seeded(id) if with_bug else nullcontext():
         try:
-            violations = verify(scenario, drive).violations
+            violations = verify(scenario, driving.drive, only=asked).violations
         except RuntimeError as error:
             if not is_cuda_error(error):
                 raise
             return {"noticed": [], "lost": str(error).splitlines()[0]}
-    return {"noticed": sorted({violation.invariant for violation in violations}), "lost": ""}
+    # What is noticed of a step that has cost the device is noticed; the next scenario would find out.
+    lost = what_the_device_says() if driving.DEVICE == "cuda" else ""
+    return {"noticed": sorted({violation.invariant for violation in violations}), "lost": lost}
 
 
 if __name__ == "__main__":

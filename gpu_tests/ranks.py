@@ -1,4 +1,4 @@
-"""One rank of two, in a process of its own: ``python -m gpu_tests.ranks RANK PORT [cpu]`` lives a scenario per worker.
+"""One rank of two, in a process of its own: ``python -m gpu_tests.ranks RANK PORT WORKER...`` lives their scenarios.
 
 Collectives go to the other rank. A line is printed per worker, as JSON: what both ranks have run together, and what
 differs from the same scenario on a CPU whose other rank is data.
@@ -22,7 +22,7 @@ from engines.portable import PortableEngine
 from engines.portable.distributed import Distributed
 from engines.portable.pyexecutor import py_executor_creator
 from gpu_tests.driving import K, config, differing, dummies, generation
-from scenarios import WORKERS, Context, Peer, Phase, Request, Scenario, Step, check, padding
+from scenarios import Context, Peer, Phase, Request, Scenario, Step, check, padding
 
 PROMPTS: Final = ((5, 3, 9), (4, 7, 3))
 """Of each rank."""
@@ -78,8 +78,8 @@ def scenario_of(worker: str, rank: int) -> Scenario:
     return check(Scenario(config=settings, requests=requests, steps=tuple(steps)))
 
 
-def main(rank: int, port: int, device: str = "cuda") -> None:
-    """Live all scenarios as one of the ranks."""
+def main(rank: int, port: int, workers: Sequence[str], device: str = "cuda") -> None:
+    """Live the scenarios of these workers as one of the ranks."""
     if device == "cuda":
         torch.cuda.set_device(rank)
     RealDistributed.device = torch.device(device, rank) if device == "cuda" else torch.device(device)
@@ -90,7 +90,7 @@ def main(rank: int, port: int, device: str = "cuda") -> None:
         rank=rank,
         device_id=RealDistributed.device if device == "cuda" else None,
     )
-    for worker in WORKERS:
+    for worker in workers:
         scenario = scenario_of(worker, rank)
         expected = run(PortableEngine("cpu"), scenario)
         py_executor_creator.Distributed = RealDistributed
@@ -109,4 +109,4 @@ def _account(seen: Any, expected: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

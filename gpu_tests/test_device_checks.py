@@ -3,8 +3,10 @@
 What is verified:
 
 1. The clean engine has no mismatch, for every worker and backend, in eager steps, captures and replays, with torch's
-   kernels and with Triton's.
-2. Stale state of a replay is found where it is read first, between the ends of the replay (TRT-63, TRT-88, VLL-11).
+   kernels and with Triton's; with the overlap scheduler, recurrent layers, proposals, pages that are reused and shards
+   of a vocabulary, too.
+2. Stale state of a replay is found where it is read first, between the ends of the replay (TRT-63, TRT-88, VLL-11), and
+   so are a correction that is missing in a graph (TRT-150), states and proposals of another row (TRT-57, TRT-10).
 3. A length that is wrong inside a graph only is found in its step, sub-step, field and row, though each trace is right.
 4. Comparing waits for nothing: torch, told to raise where it synchronises, raises in a step that is traced and in none
    that is compared on the device, but for what the engine itself waits for.
@@ -18,7 +20,7 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks.gpu.serving import serving
+from benchmarks.gpu.serving import most_dimensions, serving
 from engines import kernels, run
 from engines.portable import PortableEngine
 from engines.portable.device_checks import DeviceChecks
@@ -33,6 +35,9 @@ STALE = {
     "TRT-63/Eagle3OneModelWorker/replay": "draft[1] (run 0) input_ids",
     "TRT-88/PARDWorker": "verified (run 0) kv_lens_cuda",
     "VLL-11/Eagle3OneModelWorker": "draft[0] (run 0) input_ids",
+    "TRT-150/Eagle3OneModelWorker/captured": "verified (run 0) kv_lens_cuda",
+    "TRT-57/Eagle3OneModelWorker/captured": "restored (run 0) ssm_states",
+    "TRT-10/Eagle3OneModelWorker/scratch": "restored (run 0) draft_probs",
 }
 
 
@@ -60,6 +65,13 @@ def test_clean(worker: str, backend: str) -> None:
         backend = "TRTLLM"
     checked = hunt()
     assert checked.run(serving(worker, batch=6, draft_len=3, steps=4, backend=backend)) is None
+    assert checked.read() is None
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_clean_in_all_dimensions_that_a_worker_has(worker: str) -> None:
+    checked = hunt()
+    assert checked.run(serving(worker, batch=6, draft_len=3, steps=4, **most_dimensions(worker, "TRTLLM"))) is None
     assert checked.read() is None
 
 
@@ -103,8 +115,10 @@ def test_comparing_waits_for_nothing() -> None:
     with mock.patch.object(Observer, "entered", guarded(Observer.entered)), pytest.raises(BaseException, match="sync"):
         run(PortableEngine("cuda"), scenario)
     names = ("prepared", "entered", "verified", "saved", "drafting", "worker_returned", "replay_begins", "replayed")
+    names += ("launched", "updated")
     with mock.patch.multiple(DeviceChecks, **{name: guarded(getattr(DeviceChecks, name)) for name in names}):
         checked = hunt()
         assert checked.run(scenario) is None
         assert checked.run(serving(WORKER, batch=4, draft_len=3, steps=3)) is None
+        assert checked.run(serving(WORKER, batch=4, draft_len=3, steps=3, **most_dimensions(WORKER, "TRTLLM"))) is None
     assert checked.read() is None

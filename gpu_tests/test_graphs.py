@@ -13,6 +13,8 @@ What is verified:
 5. Addresses are stable over growth: nothing that a graph reads or writes is freed while it can be replayed, when
    larger graphs, larger batches and failures come in between. It is freed with SGL-10 put back.
 6. After each test the device still computes.
+
+Each run takes half of the cases of a test, the next day's the others (``--whole``: all), and of 5 a third.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ MOVED = ("kv_lens_cuda", "sa_draft_tokens", "sa_match_len")
 """What a warm-up forward may leave otherwise: lengths that some workers save in it, drafts that follow its text."""
 
 cases = pytest.mark.parametrize(("worker", "name"), CASES, ids=IDS)
+half, third = pytest.mark.turns(2), pytest.mark.turns(3)
 
 
 def one_row(worker: str) -> bool:
@@ -103,6 +106,7 @@ def one_row(worker: str) -> bool:
     return WORKERS[worker].keeps_context
 
 
+@half
 @cases
 def test_eager_capture_and_replay_of_one_batch_are_equal(worker: str, name: str) -> None:
     pasts = (10,) if one_row(worker) else (10, 20)
@@ -124,6 +128,7 @@ def test_eager_capture_and_replay_of_one_batch_are_equal(worker: str, name: str)
             assert torch.equal(before, manager.kv_cache_pools)
 
 
+@half
 @cases
 def test_replays_are_their_eager_twins(worker: str, name: str) -> None:
     scenario = overriding(life(worker, name))
@@ -149,6 +154,7 @@ def changed(trace: Trace) -> tuple[set[str], set[str]]:
     return names, {name for name in names if any(captured[name] != replay[name] for replay in replays)}
 
 
+@half
 @cases
 def test_every_host_value_is_another_in_the_replay_and_is_followed(worker: str, name: str) -> None:
     scenario = overriding(life(worker, name))
@@ -163,6 +169,7 @@ def test_every_host_value_is_another_in_the_replay_and_is_followed(worker: str, 
 @torch.inference_mode()
 def poison(session: PortableSession, step: Step) -> None:
     """Overwrite what a step has to write before it reads it: inputs, and what metadata is told of the batch."""
+    wait_for_copies(session)
     engine = executor(session).model_engine
     for static in (*inputs(engine), *runner(session).static_inputs.values()):
         static.fill_(POISON)
@@ -174,9 +181,24 @@ def poison(session: PortableSession, step: Step) -> None:
             (buffer[..., 1:] if "indptr" in name or "cu_" in name else buffer).fill_(POISON)
 
 
+def wait_for_copies(session: PortableSession) -> None:
+    """Let all copies have run: a step in flight may still have to read what is on the host."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    copies = session._copies
+    assert copies is not None
+    copies.synchronize(copies.record_event())
+
+
 def inputs(engine: Any) -> list[torch.Tensor]:
-    """Buffers that inputs are uploaded to."""
-    return [getattr(engine, f"{name}_cuda") for name in ("input_ids", "position_ids", "gather_ids", "draft_tokens")]
+    """Buffers that inputs, and what a step in flight corrects of them, are uploaded to; slots of rows as well."""
+    names = ("input_ids_cuda", "position_ids_cuda", "gather_ids_cuda", "draft_tokens_cuda")
+    found = [getattr(engine, name) for name in names]
+    if engine.overlap is not None:
+        found += [value for value in vars(engine.overlap).values() if isinstance(value, torch.Tensor)]
+    spec, mamba = engine.spec_metadata, engine.attn_metadata.mamba_metadata
+    slots = (spec, "batch_indices_cuda"), (spec, "batch_slot_ids"), (mamba, "state_indices")
+    return found + [getattr(owner, name) for owner, name in slots if hasattr(owner, name)]
 
 
 def told(metadata: Any) -> list[str]:
@@ -193,6 +215,7 @@ def told(metadata: Any) -> list[str]:
     ]
 
 
+@half
 @cases
 def test_poisoned_buffers_change_nothing(worker: str, name: str) -> None:
     scenario = overriding(life(worker, name))
@@ -258,8 +281,10 @@ class Touched(TorchDispatchMode):
             f"{owner}.{name}": value.untyped_storage()._cdata
             for owner in ("attn_metadata", "spec_metadata")
             for name, value in vars(getattr(graph, owner)).items()
-            # New in each step, on the host; that of the emulation is where the device's are.
-            if isinstance(value, torch.Tensor) and name != "kv_lens_runtime" and not name.startswith("host_")
+            # New in each step, on the host; those of the emulation are where the device's are.
+            if isinstance(value, torch.Tensor)
+            and name not in ("kv_lens_runtime", "_seq_lens")
+            and not name.startswith("host_")
         }
 
 
@@ -324,6 +349,7 @@ def astray(graphs: list[Touched]) -> list[Any]:
     return [graph.freed() or graph.left() for graph in graphs if graph.freed() or graph.left()]
 
 
+@third
 @cases
 def test_what_a_graph_knows_outlives_growth(worker: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = growing(worker, name)

@@ -2,7 +2,7 @@
 
 What is verified:
 
-1. Drawn scenarios and served batches have no mismatch on the device over some hundred steps.
+1. Drawn scenarios and served batches have no mismatch on the device over three hundred steps.
 2. Device memory does not grow: the peak of the last steps, and what is left between two sessions, is no more than in
    the first ones, which are the same scenarios.
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from benchmarks.gpu.long_run import share
 
-ENDS = 250
+ENDS = 100
 
 
 def test_no_finding_and_no_growth() -> None:
     done = share(process=0, steps=3 * ENDS, device="cuda", ends=ENDS)
     assert done.findings == []
     assert done.steps >= 3 * ENDS
-    assert done.replays > 0
+    assert done.of["replay"] > 0
     assert done.first.peak > done.first.left > 0
     assert done.last.peak <= done.first.peak
     assert done.last.left <= done.first.left

@@ -1,4 +1,4 @@
-"""Seeded defects that need a device to be believed: kinds K10 and K11, and TRT-01, TRT-04 and TRT-12 around graphs.
+"""Seeded defects that need a device to be believed: of graphs and copies, and of what a CPU does one after the other.
 
 What is verified:
 
@@ -8,27 +8,38 @@ What is verified:
    region, say, ends the capture.
 2. TRT-01, TRT-04 and TRT-12 are noticed in a life with a graph too: TRT-01 when general warm-up runs out of memory
    before a capture, TRT-04 in the capture, TRT-12 in replays.
-3. After each test the device still computes.
+3. So are defects of all kinds whose smallest scenario has a step in flight, pages that prompts share, recurrent layers,
+   proposals, or ranks that share a draft head: some of each, the next day others (``--whole``: all).
+4. After each test the device still computes.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from gpu_tests.driving import K, config, drive, dummies, generation, life
 from gpu_tests.processes import ended
+from gpu_tests.sampling import Sampled
 from invariants import verify
 from museum import BUGS, Bug, seeded
-from scenarios import WORKERS, Context, Fault, FaultKind, Phase, Request, Scenario, Step, check
+from scenarios import WORKERS, Config, Context, Fault, FaultKind, Phase, Request, Scenario, Step, check
 from tests.museum.scenario_of import scenario_of
 
 HERE = [bug for bug in BUGS.values() if bug.on_device]
 FROZEN = [bug for bug in HERE if bug.kind == "K10"]
 """A graph that goes on with what was can read and write anywhere."""
-PARTS = 3
+PARTS = 8
+SCOPES: dict[str, Callable[[Config], bool]] = {
+    "overlap": lambda config: config.overlap,
+    "block-reuse": lambda config: config.enable_block_reuse,
+    "recurrent": lambda config: config.recurrent,
+    "rejection-sampling": lambda config: config.rejection_sampling,
+    "tensor-parallel": lambda config: config.tp_size > 1,
+}
 AROUND_GRAPHS = [bug for bug in HERE if bug.id.startswith(("TRT-01/", "TRT-04/", "TRT-12/"))]
 
 
@@ -46,9 +57,8 @@ def test_a_defect_is_noticed_on_the_device(bug: Bug) -> None:
     assert noticed(bug, scenario_of(bug))
 
 
-@pytest.mark.parametrize("first", range(PARTS))
-def test_defects_of_graphs_are_noticed_or_cost_the_device(first: int) -> None:
-    ids = [bug.id for bug in FROZEN[first::PARTS]]
+def assert_noticed(ids: list[str]) -> None:
+    """Each defect is noticed, or costs a process its device; nothing is without it."""
     while ids:
         done = ended("-m", "gpu_tests.hunting", *ids)
         seen = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -62,6 +72,17 @@ def test_defects_of_graphs_are_noticed_or_cost_the_device(first: int) -> None:
             assert "CUDA error" in done.stderr
             told.append(ids[len(told)])
         ids = ids[len(told) :]
+
+
+@pytest.mark.parametrize("first", range(PARTS))
+def test_defects_of_graphs_are_noticed_or_cost_the_device(first: int) -> None:
+    assert_noticed([bug.id for bug in FROZEN[first::PARTS]])
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_defects_of_its_scope_are_noticed(scope: str, sampled: Sampled) -> None:
+    ids = [bug.id for bug in BUGS.values() if bug not in HERE and SCOPES[scope](scenario_of(bug).config)]
+    assert_noticed(sampled(ids, 6))
 
 
 def around_a_graph(bug: Bug) -> Scenario:

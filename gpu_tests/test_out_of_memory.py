@@ -5,7 +5,7 @@ What is verified:
 1. General warm-up at the largest shape runs out of memory in each call that allocates: the target's forward, the save
    of the metadata, a draft forward, the draft head. The executor tolerates it; the state right after it, and
    every step that follows (a capture, a prompt, a replay), is that of the same failure injected at the same call.
-2. The scenario with the injected failure holds every invariant on CUDA, so the real one does.
+2. The scenario with the injected failure holds every predicate on CUDA, so the real one does.
 3. With TRT-01 put back, the real failure leaves what PR #16382 is about: saved tensors that nobody restores.
 4. The same with ``throw_on_cudamalloc_oom`` where this torch has it.
 5. Memory is given back: the allocation that failed succeeds once the share is restored, and the device computes.
@@ -139,10 +139,11 @@ def test_a_real_failure_is_the_injected_one(worker: str, throws: bool) -> None:
     scenario = story(worker)
     for site, occurrence in sites(scenario):
         planned = injected(scenario, site, occurrence)
-        assert not verify(planned, drive).violations, f"{site}@{occurrence}"
+        verdict = verify(planned, drive, relations=False)
+        assert not verdict.violations, f"{site}@{occurrence}"
         real = really(planned)
         assert real.steps[0].outcome == "tolerated", f"{site}@{occurrence}"
-        assert differences(real, drive(planned), left_out=ACCOUNT) == [], f"{site}@{occurrence}"
+        assert differences(real, verdict.trace, left_out=ACCOUNT) == [], f"{site}@{occurrence}"
 
 
 @pytest.mark.parametrize("worker", [w for w, traits in WORKERS.items() if traits.draft_model])

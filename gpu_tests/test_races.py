@@ -4,13 +4,19 @@ What is verified:
 
 1. The host really runs ahead: when a replay has been launched, the kernel that holds the stream since before the step
    was prepared is still running. So nothing in such a step waits for the device. In an eager step the host may wait;
-   the report for CI says in which it has.
+   the report for CI says in which it has. Under the overlap scheduler a step is held until the one after it has been
+   launched, so that the host prepares a step while all copies of the last one are still queued.
 2. No host buffer is rewritten before its copy has run: with each step stalled, text, accepted counts and every pool
    end up as without a stall, for every worker, backend and part that adds buffers.
 3. A defect that only a device shows is shown: tokens staged in one reused host buffer (PR #15546) pass on the CPU
    emulation, and with a stalled stream drafts are what was staged last.
 4. TRT-93 (PR #14008), drafting on the host's lengths while their copy is queued, changes text with a stalled stream.
-5. After each test the device still computes.
+5. TRT-90 and TRT-91 (PR #15546, #16088), block tables that the next step rewrites while they are copied, change what
+   is cached or said when the step before is held, and nothing when none is. TRT-150, corrections that a graph does not
+   make or reads where they were at its capture, changes it either way.
+6. After each test the device still computes.
+
+Each run takes half of the cases, the next day's the others (``--whole``: all).
 """
 
 from __future__ import annotations
@@ -25,9 +31,10 @@ import torch
 
 from engines.portable import PortableSession
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
-from gpu_tests.driving import CASES, IDS, executor, life, opened, overriding
+from gpu_tests.driving import CASES, IDS, executor, life, opened, overriding, runner
 from museum import BUGS, seeded
 from scenarios import Phase, Scenario
+from tests.museum.scenario_of import scenario_of
 
 CYCLES = 3_000_000_000
 """More than a second: what a host that waits has to wait."""
@@ -35,11 +42,18 @@ CYCLES = 3_000_000_000
 cases = pytest.mark.parametrize(("worker", "name"), CASES, ids=IDS)
 
 
+def entries(*prefixes: str) -> list[str]:
+    """Seeded defects of these museum entries."""
+    return [bug for bug in BUGS if bug.startswith(prefixes)]
+
+
 @dataclass
 class Ends:
-    """What a run ends with: outcomes, text and accepted counts of each step, and all pools."""
+    """What a run ends with: outcomes, text and accepted counts of each step, the tables it went by, and all pools."""
 
     steps: list[tuple[str, dict[int, list[int]], dict[int, int]]]
+    tables: list[torch.Tensor]
+    """Block tables of all metadata after each step, as the device has them by then."""
     pools: list[torch.Tensor]
     waited: list[int]
     """Steps in which the host has waited for the device."""
@@ -47,62 +61,89 @@ class Ends:
     def differ_from(self, other: Ends) -> list[str]:
         """What differs."""
         found = [f"step {i}" for i, (a, b) in enumerate(zip(self.steps, other.steps, strict=True)) if a != b]
-        pools = zip(self.pools, other.pools, strict=True)
-        return found + [f"pool {i}" for i, (a, b) in enumerate(pools) if not torch.equal(a, b)]
+        for name in ("tables", "pools"):
+            pairs = zip(getattr(self, name), getattr(other, name), strict=True)
+            found += [f"{name}[{i}]" for i, (a, b) in enumerate(pairs) if not torch.equal(a, b)]
+        return found
 
 
 def live(scenario: Scenario, device: str = "cuda", *, stalled: bool = False) -> Ends:
     """Run the scenario unobserved, as whoever reads a device waits for it; with each step stalled, or none."""
     with opened(scenario, device, observe=False) as session:
-        steps, waited = [], []
+        steps, tables = [], []
         stall = _Stall(session) if stalled else None
         for index, step in enumerate(scenario.steps):
+            if stall is not None:
+                stall.index = index
             outcome = session.step(step).outcome
             requests = executor(session).active_requests
             texts = {i: list(r.generated) for i, r in requests.items()}
             counts = {i: r.py_num_accepted_draft_tokens for i, r in requests.items()}
             steps.append((outcome, texts, counts))
-            if stall is not None and not stall.was_ahead:
-                waited.append(index)
+            tables += block_tables(session)
+        session.trace()
+        texts = {i: list(r.generated) for i, r in executor(session).active_requests.items()}
+        steps.append(("end", texts, {}))
         pools = [manager.kv_cache_pools.cpu() for manager in executor(session).kv_cache_managers]
-        return Ends(steps, pools, waited)
+        return Ends(steps, [table.cpu() for table in tables], pools, [] if stall is None else stall.waited)
+
+
+@torch.inference_mode()
+def block_tables(session: PortableSession) -> list[torch.Tensor]:
+    """Copies of them, in the order of the stream: nobody waits."""
+    graphs = [graph.attn_metadata for graph in runner(session).graphs.values()]
+    owners = [owner for owner in (session.attn_metadata, *graphs) if hasattr(owner, "kv_cache_block_offsets")]
+    return [owner.kv_cache_block_offsets.clone() for owner in owners]
 
 
 class _Stall:
     """Holds the stream ahead of each step until its forward has been launched, if nobody waits for the stream.
 
-    ``torch.cuda._sleep`` would do for a time that has to be guessed; this kernel looks at a flag of the host, and gives
-    up on a host that waits.
+    Under the overlap scheduler until that of the next one has been. ``torch.cuda._sleep`` would do for a time that has
+    to be guessed; this kernel looks at a flag of the host, and gives up on a host that waits.
     """
 
     def __init__(self, session: PortableSession) -> None:
-        self.was_ahead = True
-        self._gone: torch.cuda.Event | None = None
-        self._go = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self.index = 0
+        """Of the step that runs."""
+        self.waited: list[int] = []
+        self._held: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        """The host's flag of each kernel, and an event behind it."""
         engine: Any = executor(session)
         run_batch, forward = engine._run_batch, engine.model_engine.forward
 
         def stalled(iteration: Any) -> None:
-            if iteration.phase.is_startup:
-                # A capture waits for the device before it begins.
-                run_batch(iteration)
-                return
-            torch.cuda.synchronize()
-            self._go.zero_()
-            hold()((1, 1, 1), (1, 1, 1), (self._go,))
-            self._gone = torch.cuda.Event()
-            self._gone.record()
+            if iteration.phase.is_startup or not iteration.batch.all_requests():
+                # A capture waits for the device before it begins; without a batch the host waits for the last one.
+                self._let_go()
+            else:
+                if engine.disable_overlap_scheduler:
+                    torch.cuda.synchronize()
+                self._hold()
             run_batch(iteration)
 
         def launched(*args: Any, **kwargs: Any) -> Any:
             try:
                 outputs = forward(*args, **kwargs)
-                self.was_ahead = self._gone is None or not self._gone.query()
+                if any(gone.query() for _, gone in self._held):
+                    self.waited.append(self.index)
             finally:
-                self._go.fill_(1)
+                self._let_go(keep=0 if engine.disable_overlap_scheduler else 1)
             return outputs
 
         engine._run_batch, engine.model_engine.forward = stalled, launched
+
+    def _hold(self) -> None:
+        go, gone = torch.zeros(1, dtype=torch.int32).pin_memory(), torch.cuda.Event()
+        hold()((1, 1, 1), (1, 1, 1), (go,))
+        gone.record()
+        self._held.append((go, gone))
+
+    def _let_go(self, keep: int = 0) -> None:
+        """Let all steps but the last ``keep`` run, and forget those that have run already."""
+        for go, _ in self._held[: len(self._held) - keep]:
+            go.fill_(1)
+        self._held = [held for held in self._held[len(self._held) - keep :] if not held[1].query()]
 
 
 @cache
@@ -114,6 +155,7 @@ def hold() -> Any:
     return torch.cuda._compile_kernel(source, "hold")
 
 
+@pytest.mark.turns(2)
 @cases
 def test_a_stalled_stream_changes_nothing(
     worker: str, name: str, record_property: Callable[[str, object], None]
@@ -146,9 +188,28 @@ def test_a_reused_staging_buffer_is_seen_on_the_device_alone(monkeypatch: pytest
     assert live(scenario, stalled=True).differ_from(right)
 
 
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.startswith("TRT-93/")])
+@pytest.mark.parametrize("bug", entries("TRT-93/"))
 def test_lengths_overwritten_while_their_copy_is_queued_change_text(bug: str) -> None:
     scenario = life(BUGS[bug].worker, "TRTLLM")
     right = live(scenario, stalled=True)
+    with seeded(bug):
+        assert live(scenario, stalled=True).differ_from(right)
+
+
+@pytest.mark.parametrize("bug", entries("TRT-90/", "TRT-91/"))
+def test_tables_rewritten_while_a_step_in_flight_copies_them_are_others(bug: str) -> None:
+    scenario = scenario_of(BUGS[bug])
+    assert scenario.config.overlap
+    right, on_cpu = live(scenario, stalled=True), live(scenario, "cpu")
+    with seeded(bug):
+        assert live(scenario, "cpu").differ_from(on_cpu) == []
+        assert any("tables" in what for what in live(scenario, stalled=True).differ_from(right))
+
+
+@pytest.mark.parametrize("bug", [bug for bug in entries("TRT-150/") if BUGS[bug].kind == "K10"])
+def test_corrections_that_a_graph_does_not_follow_change_what_is_served(bug: str) -> None:
+    scenario = scenario_of(BUGS[bug])
+    right = live(scenario, stalled=True)
+    assert right.differ_from(live(scenario)) == []
     with seeded(bug):
         assert live(scenario, stalled=True).differ_from(right)

@@ -45,7 +45,7 @@ LINEAR = [worker for worker in DRIVEN if not WORKERS[worker].tree]
 LOOPS = ("Eagle3OneModelWorker", "MTPEagleWorker", "DraftTargetOneModelWorker")
 """Workers with a draft loop, whose later calls meet the map."""
 BY_STATE, BY_ACCEPTANCE = "req-idx-matches-layout", "acceptance-follows-agreement"
-EXAMPLES = 15
+EXAMPLES = 6
 
 bounded = settings(
     max_examples=EXAMPLES,

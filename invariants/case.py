@@ -8,12 +8,14 @@ from its moment, and what would need it is then not reached.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from scenarios import (
     Config,
     Context,
     Generation,
+    Peer,
     Phase,
     RowPlan,
     Scenario,
@@ -22,6 +24,7 @@ from scenarios import (
     StepTrace,
     Trace,
     WorkerTraits,
+    batches,
 )
 from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED
 
@@ -76,13 +79,14 @@ class Run:
 class Row:
     """One row of a batch: the lengths that the schedule derives, and the request's row before it.
 
-    ``request``, ``past``, ``query``, ``accepted`` and ``granted`` as in ``RowPlan``; ``agree`` as in the scenario.
+    ``request``, ``past``, ``host_past``, ``query``, ``accepted`` and ``granted`` as in ``RowPlan``; ``agree`` as in the
+    scenario.
     ``sampled`` is what a row accepts in a forward that warms up a graph, where acceptance is not forced. ``wasted``:
     its request has ended, and nothing of the row counts.
     """
 
     __slots__ = (
-        *("accepted", "agree", "before", "granted", "index", "is_context", "past", "query", "request"),
+        *("accepted", "agree", "before", "granted", "host_past", "index", "is_context", "past", "query", "request"),
         *("sampled", "step", "wasted"),
     )
 
@@ -94,6 +98,7 @@ class Row:
         self.request = plan.request
         self.is_context = plan.is_context
         self.past = plan.past
+        self.host_past = plan.host_past
         self.query = plan.query
         self.accepted = plan.accepted
         self.granted = plan.granted
@@ -181,6 +186,15 @@ class StepCase:
     def has_dummies(self) -> bool:
         """Whether any row is a dummy, which a worker that keeps something of each request drafts for as it likes."""
         return any(row.request is None for row in self.rows)
+
+    @property
+    def ranks(self) -> tuple[Peer, ...]:
+        """The batch of each rank as it runs, in rank order; a context counts with what it computes."""
+        ranks, mine = batches(self.config, self.asked), self.config.attention_dp_rank
+        if self.asked.phase.is_startup:
+            return ranks
+        own = replace(ranks[mine], contexts=tuple(row.query for row in self.rows if row.is_context))
+        return (*ranks[:mine], own, *ranks[mine + 1 :])
 
     @property
     def width(self) -> int:

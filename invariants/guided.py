@@ -20,7 +20,7 @@ def _matcher(tokens: list[int]) -> list[int]:
 @invariant(
     "matchers-follow-tokens",
     reads=(_ROWS, _HELD, "emitted", "input_ids", "new_tokens", "next_draft_tokens"),
-    museum=("TRT-130",),
+    museum=("TRT-130", "TRT-155"),
     predicates=("P8", "P10"),
 )
 def matchers_follow_tokens(step: StepCase, check: Check) -> None:
@@ -47,7 +47,9 @@ def matchers_follow_tokens(step: StepCase, check: Check) -> None:
         check.equal(ledger, _HELD, held, ledger.seen[_HELD], "all that is emitted but the last token")
 
 
-@invariant("matchers-equal-reference", reads=(_ROWS, _HELD), museum=("TRT-130",), kind=REFERENCE, predicates=("P8",))
+@invariant(
+    "matchers-equal-reference", reads=(_ROWS, _HELD), museum=("TRT-130", "TRT-155"), kind=REFERENCE, predicates=("P8",)
+)
 def matchers_equal_reference(step: StepCase, check: Check) -> None:
     """What each matcher has read is the reference's, at every sub-step that shows them."""
     for moment in step.moments:

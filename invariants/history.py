@@ -80,7 +80,9 @@ def _looking(slots: list[int], tokens: list[int]) -> list[int]:
     return filled + slots[len(filled) :]
 
 
-@invariant("automaton-holds-text", reads=("automaton", "emitted"), museum=("TRT-70", "TRT-110"), predicates=("P10",))
+@invariant(
+    "automaton-holds-text", reads=("automaton", "emitted"), museum=("TRT-70", "TRT-110", "TRT-155"), predicates=("P10",)
+)
 def automaton_holds_text(step: StepCase, check: Check) -> None:
     """After each step the suffix automaton of a request holds its whole prompt and what it has emitted, no more.
 
@@ -98,7 +100,11 @@ def automaton_holds_text(step: StepCase, check: Check) -> None:
 
 
 @invariant(
-    "history-equals-reference", reads=KEPT, museum=("TRT-24", "TRT-70", "TRT-110"), kind=REFERENCE, predicates=("P10",)
+    "history-equals-reference",
+    reads=KEPT,
+    museum=("TRT-24", "TRT-70", "TRT-110", "TRT-155"),
+    kind=REFERENCE,
+    predicates=("P10",),
 )
 def history_equals_reference(step: StepCase, check: Check) -> None:
     """What a drafter keeps of each request is the reference's, and it keeps nothing of any other."""

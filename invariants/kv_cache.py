@@ -64,6 +64,20 @@ def kv_ledger_balanced(step: StepCase, check: Check) -> None:
             _balanced(step, step.ledger, pool, check)
 
 
+@invariant(
+    "managers-forget-the-ended", reads=("held_for_nobody",), museum=("TRT-42", "TRT-69"), predicates=("P9", "P11")
+)
+def managers_forget_the_ended(step: StepCase, check: Check) -> None:
+    """No manager's table has an entry of a request that has ended, by finishing or by a failure.
+
+    Pages and slots can be back in the pool while what was known of the request stays: a leak, and a lie to the next
+    request with this id.
+    """
+    for moment in step.moments:
+        if "held_for_nobody" in moment.seen:
+            check.equal(moment, "held_for_nobody", [], moment.seen["held_for_nobody"], "who has ended owns nothing")
+
+
 def _balanced(step: StepCase, moment: Moment, pool: Pool, check: Check) -> None:
     seen = moment.seen
     of_tokens, of_blocks, of_free = map(pool.field, ("kv_tokens", "kv_blocks", "free_blocks"))

@@ -116,6 +116,19 @@ def saved_state_empty(step: StepCase, check: Check) -> None:
             check.equal(moment, "_saved_tensors", [], moment.seen["_saved_tensors"], "nothing may stay saved")
 
 
+@invariant("forward-closes-what-it-opens", reads=("left_open",), museum=("TRT-01",), predicates=("P2",))
+def forward_closes_what_it_opens(step: StepCase, check: Check) -> None:
+    """A forward that succeeds has itself put back all that it saved: cleaning up is for those that fail.
+
+    PR #17381: saving and restoring are paired. What relies on the cleanup restores late, after its last sub-step, and
+    not at all where there is none.
+    """
+    for run in step.runs:
+        if run.restored is not None and "left_open" in run.restored.seen:
+            left = run.restored.seen["left_open"]
+            check.equal(run.restored, "left_open", [], left, "a forward that succeeds leaves nothing to clean up")
+
+
 @invariant(
     "saved-fields",
     reads=("_saved_tensors",),

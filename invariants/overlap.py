@@ -15,6 +15,7 @@ from invariants.registry import REFERENCE, invariant
 
 _ROWS: Final = "previous_batch_indices"
 _OFFSETS_OF_POSITIONS: Final = "previous_pos_id_offsets_cuda"
+_CACHED: Final = "_cached_token_lens"
 _CORRECTIONS: Final = (_ROWS, OFFSETS_OF_LENGTHS, _OFFSETS_OF_POSITIONS)
 _PER_REQUEST: Final = (
     "emitted",
@@ -29,7 +30,7 @@ _PER_REQUEST: Final = (
 @invariant(
     "corrections-follow-last-step",
     reads=(*_CORRECTIONS, "new_tokens_lens"),
-    museum=("TRT-24", "TRT-37", "VLL-03"),
+    museum=("TRT-24", "TRT-37", "TRT-51", "VLL-03"),
     predicates=("P6", "P10"),
 )
 def corrections_follow_last_step(step: StepCase, check: Check) -> None:
@@ -68,16 +69,21 @@ def _accepted(row: Row | None) -> int | None:
 
 @invariant(
     "corrected-lengths-are-committed-plus-fed",
-    reads=("kv_lens_cuda", OFFSETS_OF_LENGTHS),
+    reads=("kv_lens_cuda", _CACHED, OFFSETS_OF_LENGTHS),
     museum=("TRT-24", "TRT-30", "TRT-34", "TRT-37", "VLL-03"),
     predicates=("P6",),
 )
 def corrected_lengths_are_committed_plus_fed(step: StepCase, check: Check) -> None:
     """Once corrected, ``kv_lens_cuda`` is what is committed and the tokens that the row feeds, and no more than before.
 
-    What the host supposes is a bound: kernels and pages that go by it reach far enough.
+    What the host supposes is a bound: kernels and pages that go by it reach far enough. Metadata that is told how much
+    is cached instead, ``_cached_token_lens``, is corrected by the same offsets.
     """
     moment, lengths = step.prepared, corrected(step)
+    if moment is not None and {_CACHED, OFFSETS_OF_LENGTHS} <= moment.seen.keys():
+        offsets = [0] * step.num_contexts + moment.seen[OFFSETS_OF_LENGTHS]
+        cached = [past + offset for past, offset in zip(moment.seen[_CACHED], offsets, strict=False)]
+        check.equal(moment, _CACHED, [row.past for row in step.rows], cached, "committed tokens")
     if moment is None or lengths is None or "kv_lens_cuda" not in moment.seen:
         return
     expected = [row.past + row.query for row in step.rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from invariants.twins import Edited, others, padded, real, valid
-from scenarios import Config, Context, Generation, Peer, Phase, Request, Scenario, Step
+from scenarios import Config, Context, Generation, Peer, Phase, Request, Scenario, Step, walk
 
 
 def single_rank(scenario: Scenario) -> Edited | None:
@@ -52,9 +52,9 @@ def next_rank(scenario: Scenario) -> Edited | None:
     requests: list[Request] = []
     steps: list[Step] = []
     pairs: list[tuple[int, int]] = []
-    for index, step in enumerate(scenario.steps):
-        if not step.phase.is_startup:
-            own = Peer(contexts=tuple(row.chunk for row in step.contexts), generations=len(real(step)))
+    for index, (step, rows) in enumerate(walk(scenario)):
+        if not step.phase.is_startup and rows:
+            own = Peer(contexts=tuple(row.query for row in rows if row.is_context), generations=len(real(step)))
             ranks = (*step.peers[:mine], own, *step.peers[mine:])
             begun, contexts = _begun(config, requests, ranks[rank].generations), _joined(requests, ranks[rank].contexts)
             if begun:

@@ -12,7 +12,7 @@ from typing import Final
 from invariants.case import Moment, StepCase
 from invariants.check import Check
 from invariants.registry import REFERENCE, invariant
-from scenarios import Peer, batches
+from scenarios import Peer
 from scenarios.trace import ENTERED, PREPARED, RESTORED, SAVED, VERIFIED
 
 _OF_TARGET: Final = (PREPARED, ENTERED, VERIFIED, SAVED, RESTORED)
@@ -34,7 +34,7 @@ def rank_counts_follow_batches(step: StepCase, check: Check) -> None:
     config = step.config
     if config.attention_dp_size == 1:
         return
-    ranks, mine = batches(config, step.asked), config.attention_dp_rank
+    ranks, mine = step.ranks, config.attention_dp_rank
     width = config.tokens_per_gen_step(step.draft_len)
     tokens = [sum(rank.contexts) + width * rank.generations for rank in ranks]
     for moment in step.moments:
@@ -73,7 +73,7 @@ def draft_calls_go_by_their_own_counts(step: StepCase, check: Check) -> None:
     """
     if step.config.attention_dp_size == 1:
         return
-    sequences = [len(rank.contexts) + rank.generations for rank in batches(step.config, step.asked)]
+    sequences = [len(rank.contexts) + rank.generations for rank in step.ranks]
     announced = step.prepared.seen.get("spec_all_rank_num_tokens") if step.prepared is not None else None
     for run in step.runs:
         for i, moment in run.drafts.items():

@@ -39,7 +39,7 @@ _OBJECTS: Final = frozenset(
 """Which tensor objects, pages and slots serve a request is the engine's choice; it may differ from run to run."""
 _DECIDED: Final = frozenset({"skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs", "topk_indices_buffer"})
 """A graph cannot decide anew whether rows are short enough to go without their indexer."""
-_OF_PYTHON: Final = frozenset({"worker_state", "shared_with_eager", "collectives", "graph_key"})
+_OF_PYTHON: Final = frozenset({"worker_state", "left_open", "shared_with_eager", "collectives", "graph_key"})
 """What a replay, which runs no Python of the worker, cannot touch or list."""
 _OF_FORWARDS: Final = frozenset({"collectives", "max_gen_seq_len"})
 """What grows with the number of forwards, and what is the first forward's own until the next ``prepare``."""
@@ -58,6 +58,11 @@ def _results(config: Config) -> tuple[str, ...]:
     if not config.enable_block_reuse:
         return _RESULTS
     return tuple(field for field in _RESULTS if field not in ("free_blocks", "draft_free_blocks"))
+
+
+def _regrouped(config: Config) -> tuple[str, ...]:
+    """What a step leaves where other steps follow it: under the overlap scheduler these have been granted theirs."""
+    return _STORED if config.overlap else _results(config)
 
 
 @relation(
@@ -134,9 +139,7 @@ def warm_up_forward_is_a_fixed_point(scenario: Scenario) -> Twin | None:
 def batch_equals_requests_alone(scenario: Scenario) -> Twin | None:
     """A batch gives each of its requests what it gets when it is served alone: text, caches and tokens held."""
     edited = twins.served_alone(scenario) if twins.repeatable(scenario) else None
-    # Under the overlap scheduler the managers have granted to whoever comes next, which is another row then.
-    fields = _STORED if scenario.config.overlap else _results(scenario.config)
-    return Twin(*edited, fields=fields) if edited else None
+    return Twin(*edited, fields=_regrouped(scenario.config)) if edited else None
 
 
 @relation(
@@ -204,7 +207,7 @@ def overlap_equals_no_overlap(scenario: Scenario) -> Twin | None:
 
     Text, accepted drafts, what is rewound and what caches and drafters keep of each request are as without it.
     """
-    edited = twins.landing(scenario) if twins.fault_free(scenario) else None
+    edited = twins.landing(scenario) if twins.repeatable(scenario) else None
     return Twin(*edited, fields=(*_STORED, "py_rewind_len", "py_num_accepted_draft_tokens")) if edited else None
 
 
@@ -308,7 +311,7 @@ def ranks_of_a_replica_agree(scenario: Scenario) -> Twin | None:
 def padded_equals_unpadded(scenario: Scenario) -> Twin | None:
     """A batch that is padded to the size of a graph gets what it gets from a graph of its own size."""
     edited = startup_twins.exact_size(scenario) if twins.repeatable(scenario) else None
-    return Twin(*edited, fields=_RESULTS) if edited else None
+    return Twin(*edited, fields=_results(scenario.config)) if edited else None
 
 
 @relation(
@@ -317,4 +320,4 @@ def padded_equals_unpadded(scenario: Scenario) -> Twin | None:
 def other_ranks_do_not_matter(scenario: Scenario) -> Twin | None:
     """What other ranks run changes nothing for a request: text, caches and tokens held are those of a single rank."""
     edited = rank_twins.single_rank(scenario) if twins.repeatable(scenario) else None
-    return Twin(*edited, fields=_RESULTS) if edited else None
+    return Twin(*edited, fields=_regrouped(scenario.config)) if edited else None

@@ -126,6 +126,8 @@ def landing(scenario: Scenario) -> Edited | None:
         generations = tuple(row for row in step.generations if row.request not in ended)
         if len(contexts) + len(generations) < len(step.rows):
             step = replace(step, contexts=contexts, generations=generations, phase=Phase.EAGER)
+            # Where no rank is left with a request none has a dummy.
+            step = padded(scenario, step) if contexts or real(step) or busy(step) else replace(step, generations=())
         ended |= set(step.finish)
         if step.rows:
             pairs.append((index, len(steps)))
@@ -158,11 +160,19 @@ def others(rank: int, ranks: tuple[Peer, ...]) -> tuple[Peer, ...]:
 
 
 def padded(scenario: Scenario, step: Step) -> Step:
-    """A served step with the dummies that now keep its rank in step with the others, in place of those it has."""
-    if step.phase.is_startup:
+    """A served step with the dummies that now keep its rank in step with the others, in place of those it has.
+
+    An iteration that launches nothing has no peers and no dummies.
+    """
+    if step.phase.is_startup or not (step.rows or step.peers):
         return step
     bare = replace(step, generations=real(step))
     return replace(bare, generations=bare.generations + padding(scenario.config, bare))
+
+
+def busy(step: Step) -> bool:
+    """Whether another rank has a request in it."""
+    return any(peer.contexts or peer.generations for peer in step.peers)
 
 
 def real(step: Step) -> tuple[Generation, ...]:

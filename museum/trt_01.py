@@ -168,3 +168,34 @@ def masks_lost(patch: Patch) -> None:
             SpecWorkerBase._restore_attn_metadata_from_spec_dec(self, self._spec_dec_attn_metadata)
 
     patch(Eagle3OneModelDynamicTreeWorker, "_ensure_spec_dec_state_restored", _ensure_spec_dec_state_restored)
+
+
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(EAGLE3, MTP_EAGLE, DRAFT_TARGET, MTP, PARD),
+    variant="unpaired",
+    title="A forward that succeeds leaves it to the cleanup to restore what it saved",
+    reference="TensorRT-LLM #17381",
+    caught_by=("forward-closes-what-it-opens",),
+)
+def restored_by_cleanup(patch: Patch) -> None:
+    from engines.portable.speculative.interface import SpecWorkerBase
+
+    restore = SpecWorkerBase._restore_attn_metadata_from_spec_dec
+    cleanup = SpecWorkerBase._ensure_spec_dec_state_restored
+    cleaning_up: list[bool] = []
+
+    def _restore_attn_metadata_from_spec_dec(self: Any, attn_metadata: Any) -> None:
+        if cleaning_up:
+            restore(self, attn_metadata)
+
+    def _ensure_spec_dec_state_restored(self: Any, attn_metadata: Any, spec_metadata: Any) -> None:
+        cleaning_up.append(True)
+        try:
+            cleanup(self, attn_metadata, spec_metadata)
+        finally:
+            cleaning_up.clear()
+
+    patch(SpecWorkerBase, "_restore_attn_metadata_from_spec_dec", _restore_attn_metadata_from_spec_dec)
+    patch(SpecWorkerBase, "_ensure_spec_dec_state_restored", _ensure_spec_dec_state_restored)

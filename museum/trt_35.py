@@ -64,4 +64,4 @@ def rewound_after_its_end(patch: Patch) -> None:
 def active_again(patch: Patch) -> None:
     from engines.portable.pyexecutor.py_executor import PyExecutor
 
-    patch(PyExecutor, "_running", staticmethod(lambda batch: list(batch.all_requests())))
+    patch(PyExecutor, "_served", staticmethod(lambda batch: [r for r in batch.all_requests() if not r.is_dummy]))

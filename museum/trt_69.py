@@ -32,3 +32,18 @@ def list_grows(patch: Patch) -> None:
 
     patch(KvCacheConnector, "update", update)
     patch(PyExecutor, "_prepare_resources", _prepare_resources)
+
+
+@bug(
+    "TRT-69",
+    kind="K7",
+    workers=(EAGLE3, PARD),
+    variant="ended",
+    title="The connector goes on knowing the pages of a request that has ended",
+    reference="TensorRT-LLM, no public number",
+    caught_by=("managers-forget-the-ended",),
+)
+def ended_request_is_known(patch: Patch) -> None:
+    from engines.portable.pyexecutor.kv_cache_connector import KvCacheConnector
+
+    patch(KvCacheConnector, "request_finished", lambda self, request: self._num_tokens.pop(request.py_request_id, None))

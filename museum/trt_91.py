@@ -27,6 +27,8 @@ def rows_of_the_manager(patch: Patch) -> None:
             copy_all(self, dst, request_ids)
             return
         for row, slot in enumerate(self._index_mapper.get_slots(request_ids)):
-            copy_to_device("block_offsets", dst[:, row], self.host_kv_cache_block_offsets[slot])
+            # K and V apart, so that a device is given this very memory to copy from.
+            for table in dst[0, row]:
+                copy_to_device("block_offsets", table, self.host_kv_cache_block_offsets[slot])
 
     patch(KVCacheManagerV2, "copy_batch_block_offsets", copy_batch_block_offsets)

@@ -46,18 +46,18 @@ def shown(substep: str, fields: Fields, batch: Batch, config: Config) -> Fields:
 
 
 def on_host(batch: Batch, config: Config) -> Fields:
-    """What the metadata of the target keeps on the host from ``prepare()`` to the next."""
+    """What the metadata of the target keeps on the host from ``prepare()`` to the next, by the lengths it supposes."""
     backend = BACKENDS[config.attention_backend]
     if backend.draft_view:
         return {"num_blocks": [num_pages(row.kv, config.tokens_per_block) for row in batch.rows]}
     return {"num_cached_tokens_per_seq": [row.past for row in batch.rows]} if backend.one_page else {}
 
 
-def tables(forward: Batch | DraftCall, config: Config) -> Fields:
+def tables(forward: Batch | DraftCall, host: Batch, config: Config) -> Fields:
     """Page tables that a forward of a FlashInfer backend finds; those of a view are in the pool that it reads.
 
-    How many pages a view lists beyond those in use is left open. One of the target's cache is told what is cached once
-    the step is over, and adds nothing to it.
+    The target's list the pages of the lengths that the host supposes. How many pages a view lists beyond those in use
+    is left open. One of the target's cache is told what is cached once the step is over, and adds nothing to it.
     """
     if not BACKENDS[config.attention_backend].draft_view:
         return {}
@@ -75,9 +75,10 @@ def tables(forward: Batch | DraftCall, config: Config) -> Fields:
     }
     if is_view:
         return fields | {"_draft_kv_runtime_lens": forward.kv_lens}
-    pages = [num_pages(row.kv, page) for row in rows]
+    pages = [num_pages(kv, page) for kv in host.kv_lens]
+    first = host.num_contexts
     return fields | {
-        "_paged_kv_indptr_prefill": of.paged_kv_indptr_prefill,
-        "_paged_kv_indptr_decode": of.paged_kv_indptr_decode,
+        "_paged_kv_indptr_prefill": list(accumulate(pages[:first], initial=0)),
+        "_paged_kv_indptr_decode": list(accumulate(pages[first:], initial=0)),
         "_paged_kv_indptr": list(accumulate(pages, initial=0)),
     }

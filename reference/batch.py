@@ -236,7 +236,11 @@ def lay_out(step: Step, config: Config, histories: Mapping[int, History]) -> Bat
     width = config.tokens_per_gen_step(step.draft_len) - 1
     rows = [_context(row, config, histories) for row in step.contexts]
     rows += [_generation(row, step.draft_len, width, config, histories) for row in step.generations]
-    ranks = batches(config, step) if config.attention_dp_size > 1 else ()
+    ranks = list(batches(config, step)) if config.attention_dp_size > 1 else []
+    if ranks and not step.phase.is_startup:
+        # What is reused is not fed.
+        own = Peer(contexts=tuple(row.query for row in rows if row.is_context), generations=len(step.generations))
+        ranks[config.attention_dp_rank] = own
     topk = config.dynamic_tree_max_topK
     return Batch(
         rows, len(step.contexts), step.draft_len, config.max_draft_len, width, topk, ranks, config.shares_target_kv

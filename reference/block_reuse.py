@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm
 
+from reference import kv_cache
 from reference.batch import Batch
 from reference.history import History, Text
 from reference.workers import Fields, SpecWorker
@@ -70,6 +71,10 @@ class Pages:
         self._take(lacking)
         pages += [None] * lacking
 
+    def lend(self, dummies: Sequence[int]) -> None:
+        """Let dummies have pages for so many tokens each, and take them back."""
+        self._take(sum(-(-tokens // self.size) for tokens in dummies))
+
     def _take(self, count: int) -> None:
         """Make room for so many pages more: where no page is blank, those are forgotten that were idle longest."""
         forgotten = max(0, count - (self.free - len(self.idle)))
@@ -122,6 +127,7 @@ class BlockReuse:
     """All managers of an engine. A prompt goes on from where the pages end that each of them knows."""
 
     def __init__(self, config: Config, worker: SpecWorker) -> None:
+        self._config = config
         self._draft_slots = None if config.shares_target_kv else worker.draft_slots
         ahead = 0 if config.shares_target_kv else worker.looks_ahead
         self._pools = [Pages(blocks, size, ahead) for blocks, size in config.pools]
@@ -149,14 +155,15 @@ class BlockReuse:
         return most - most % lcm(*(pool.size for pool in self._pools))
 
     def grant(self, batch: Batch, after: Mapping[int, History]) -> None:
-        """Pages for the tokens that each row is granted, row by row. While there are dummies no page is known.
+        """Pages for the tokens that each row is granted, row by row, dummies last. In start-up no page is known.
 
         after  the requests once the step is over
         """
-        for row in batch.rows:
-            if row.request is not None:
-                for pool in self._pools:
+        for pool in self._pools:
+            for row in batch.rows:
+                if row.request is not None:
                     pool.grant(row.request, after[row.request].turns[-1].granted)
+            pool.lend(kv_cache.dummies(batch, self._config))
 
     def update(self, batch: Batch, held: Mapping[int, int]) -> None:
         """A step is over: drafts that were not accepted go, prompts that it has ended become known.

@@ -129,7 +129,7 @@ class Session:
             substeps.append(Substep(FAILED, 0, phases[0], self._failed(batch, host, outcome)))
         failed = step.fault is not None
         seen = tuple(
-            replace(s, fields=backend_fields.shown(s.name, dict(s.fields), batch, self._config)) for s in substeps
+            replace(s, fields=backend_fields.shown(s.name, dict(s.fields), host.batch, self._config)) for s in substeps
         )
         taken = StepTrace(flight.index, step.phase, outcome, seen, fired=int(failed), injected=failed)
         self._steps.append(taken)
@@ -226,6 +226,8 @@ class Session:
         outputs |= recurrent.left(batch, phase, self._config) | proposals.left(batch, drafting, self._config)
         if self._config.overlap:
             outputs["position_ids"] = batch.position_ids
+        if phase != "replay":
+            outputs["left_open"] = []
         yield RESTORED, restored | outputs | self._worker.own_state(batch, after=True)
 
     def _forced(self, sampled: Batch) -> tuple[int | None, Batch]:
@@ -240,7 +242,7 @@ class Session:
         """What a forward must find beside the lengths, by backend and worker; what is skipped the host decides."""
         maps = derived(forward, self._config, updated=updated) | seen_compressed(forward, self._config)
         maps |= indexed(forward, self._config) if isinstance(forward, Batch) else {}
-        maps |= backend_fields.tables(forward, self._config)
+        maps |= backend_fields.tables(forward, host, self._config)
         return maps | selection(forward, host, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
@@ -308,7 +310,7 @@ class Session:
     def _ledger(self, held: Mapping[int, int], histories: Mapping[int, History]) -> Fields:
         """What is kept for requests that have started, and for no other; ``held`` KV tokens of each."""
         started = {i: history for i, history in histories.items() if history.started}
-        fields = kv_cache.ledgers(held, self._config)
+        fields = kv_cache.ledgers(held, self._config) | {"held_for_nobody": []}
         if self._reuse:
             fields |= self._reuse.fields()
         if self._config.use_relaxed_acceptance_for_thinking:

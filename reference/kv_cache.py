@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reference.batch import Row
+from reference.batch import Batch, Row
 from scenarios.model import Config
 
 
@@ -20,6 +20,12 @@ def granted(row: Row, first_turn: bool, width: int, config: Config) -> int:
     if config.overlap:
         width = config.tokens_per_gen_step(config.max_draft_len) - 1
     return row.prompt_len + config.num_extra_kv_tokens + width if first_turn else 0
+
+
+def dummies(batch: Batch, config: Config) -> list[int]:
+    """KV tokens of the dummies that keep ranks in step, as long as it takes to launch it."""
+    more = 1 + config.num_extra_kv_tokens + batch.width
+    return [row.past + more for row in batch.generations if row.request is None]
 
 
 def rewound(row: Row, width: int) -> int:

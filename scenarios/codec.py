@@ -20,6 +20,7 @@ from scenarios.schedule import check
 
 T = TypeVar("T")
 
+_MAX_DIGITS = 4000
 _MAX_DEPTH = 32
 """A scenario needs 4 levels, a finding a few more for the values that it shows."""
 
@@ -108,7 +109,10 @@ def _at(place: str, kind: Any, value: Any) -> Any:
 
 def _type_name(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), f"the number {value!r}")
+    if type(value) in names:
+        return names[type(value)]
+    short = isinstance(value, float) or abs(value) < 2**64
+    return f"the number {value!r}" if short else "a number of more than 64 bits"
 
 
 def _article(name: str) -> str:
@@ -118,8 +122,10 @@ def _article(name: str) -> str:
 def parse(text: str, what: str = "file") -> dict[str, Any]:
     """The JSON object in ``text``; ``ScenarioError`` if there is none, with line and column where it is not JSON."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_object)
         too_deep = _is_deeper(value, _MAX_DEPTH)
+    except ScenarioError as error:
+        raise (error.within(what) if what else error) from None
     except ValueError as error:
         raise ScenarioError(what, f"is not JSON ({error})", "restore it from its source") from None
     except RecursionError:
@@ -135,6 +141,23 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def _whole(digits: str) -> int:
+    """A number in a text. Python counts thousands of digits as an attack; nothing here needs a fraction of that."""
+    if len(digits) > _MAX_DIGITS:
+        raise ScenarioError("", f"has a number of {len(digits)} digits", "write one of at most 64 bits")
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in a text, whose names differ: of two equal ones Python would forget the first."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ScenarioError(twice, "is there twice", "leave one of them out")
+    return value
+
+
 def _is_deeper(value: Any, depth: int) -> bool:
     """Whether lists and objects are nested in more than ``depth`` levels. Does not recurse itself."""
     level = [value]
@@ -147,7 +170,9 @@ def _is_deeper(value: Any, depth: int) -> bool:
 def check_version(value: dict[str, Any]) -> dict[str, Any]:
     """``value`` without its ``version``, which must be this format's."""
     rest = dict(value)
-    version = rest.pop("version", None)
+    if "version" not in rest:
+        raise ScenarioError("version", "is missing", f"add it; this release reads version {FORMAT_VERSION}")
+    version = rest.pop("version")
     if type(version) is not int or version != FORMAT_VERSION:
         raise ScenarioError("version", f"is {version!r}", f"this release reads version {FORMAT_VERSION}")
     return rest

@@ -267,7 +267,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What another rank has in a step: the chunks of its contexts, and how many generations; nothing when idle."""
+    """What another rank has in a step: what its contexts compute, and how many generations; nothing when idle."""
 
     contexts: tuple[int, ...] = ()
     generations: int = 0

@@ -44,12 +44,15 @@ def kept_in_step(config: Config, step: Step) -> Step:
 def batches(config: Config, step: Step) -> tuple[Peer, ...]:
     """The batch of each rank as it runs, in rank order, dummies included; of a valid step.
 
+    Chunks of this rank are those of the step: where blocks are reused, what they compute is less.
     In start-up all ranks run the same. A served rank without requests runs one dummy, and in a graph all ranks are as
-    large as the largest.
+    large as the largest. In an iteration that only processes the step in flight none runs anything.
     """
     own = Peer(contexts=tuple(row.chunk for row in step.contexts), generations=len(step.generations))
     if step.phase.is_startup:
         return (own,) * config.attention_dp_size
+    if not step.rows:
+        return (Peer(),) * config.attention_dp_size
     least = len(step.rows) if step.phase is Phase.REPLAY else 1
     peers = [peer if len(peer.contexts) + peer.generations >= least else Peer(generations=least) for peer in step.peers]
     return (*peers[: config.attention_dp_rank], own, *peers[config.attention_dp_rank :])
@@ -59,15 +62,18 @@ def check_ranks_config(config: Config) -> None:
     """Raise ``ScenarioError`` unless the rank is one of the ranks."""
     size, rank = config.attention_dp_size, config.attention_dp_rank
     if rank >= size:
-        raise ScenarioError(
-            "config.attention_dp_rank", f"{rank} is no rank of {size}", f"write {size - 1} or less, from 0 on"
-        )
+        raise ScenarioError("config.attention_dp_rank", f"{rank} is no rank of {size}", _one_of(size))
+
+
+def _one_of(size: int) -> str:
+    """What to write for a rank of so many."""
+    return f"write {size - 1} or less, from 0 on" if size > 1 else "write 0, or add ranks"
 
 
 def check_replica(config: Config) -> None:
     """Raise ``ScenarioError`` unless the rank is one of those of tensor parallelism, and there is a head to cut."""
     size, rank = config.tp_size, config.tp_rank
-    require(rank < size, "config.tp_rank", f"{rank} is no rank of {size}", f"write {size - 1} or less, from 0 on")
+    require(rank < size, "config.tp_rank", f"{rank} is no rank of {size}", _one_of(size))
     if size == 1:
         return
     require(
@@ -83,9 +89,12 @@ def check_replica(config: Config) -> None:
 
 def check_ranks(config: Config, step: Step, field: str) -> None:
     """Raise ``ScenarioError`` unless ``peers`` are batches of the other ranks and the dummies those they call for."""
-    others = 0 if step.phase.is_startup else config.attention_dp_size - 1
+    others, why = config.attention_dp_size - 1, "one for each other rank"
+    if step.phase.is_startup:
+        others, why = 0, "in start-up all ranks run the same batch"
+    elif not step.rows:
+        others, why = 0, "no rank runs anything in a step without rows"
     if len(step.peers) != others:
-        why = "in start-up all ranks run the same batch" if step.phase.is_startup else "one for each other rank"
         raise ScenarioError(
             f"{field}.peers", f"has {len(step.peers)} entries, not {others}: {why}", f"write {others} of them"
         )

@@ -46,12 +46,6 @@ def check_reuse(config: Config) -> None:
         "leave one of them out",
     )
     require(reuses_on(config), name, f"no page of {config.attention_backend} is ever full", "leave it out")
-    require(
-        config.attention_dp_size == 1,
-        "config.attention_dp_size",
-        f"{config.attention_dp_size} ranks are not combined with enable_block_reuse",
-        "leave one of them out",
-    )
 
 
 def check_prefix(request: Request, place: str) -> None:
@@ -61,6 +55,8 @@ def check_prefix(request: Request, place: str) -> None:
         require(not length, f"{place}.prefix_len", f"{length} tokens are nobody's", "leave it out or add prefix_of")
         return
     require(0 <= source < 2**31, f"{place}.prefix_of", f"{source} is outside 0..2**31-1", "write the id of a request")
+    itself = source == request.id
+    require(not itself, f"{place}.prefix_of", f"{source} is the request itself", "name another, or leave it out")
     require(
         1 <= length <= request.prompt_len,
         f"{place}.prefix_len",

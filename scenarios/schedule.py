@@ -157,7 +157,7 @@ class Schedule:
         """Check ``step``, let it happen and return the lengths of its rows."""
         rows = self.plan(step, field)
         self.serving = not step.phase.is_startup
-        if self.counter is not None and forced.draws(self.config.force_num_accepted_tokens, step.draft_len):
+        if rows and self.counter is not None and forced.draws(self.config.force_num_accepted_tokens, step.draft_len):
             self.counter = self.counter + 1 if step.fault is None else None
         if step.fault is not None:
             self._fail(step)

@@ -190,8 +190,10 @@ FIELDS: Final[dict[str, str]] = {
     "next_draft_tokens": "device int32 [n, drafts]",
     "next_new_tokens": "device int32 [n, drafts + 1]",
     "worker_state": "worker's own step-local state: name -> value (rewind pending, held copies)",
+    "left_open": "names of what the worker had yet to put back when its forward had succeeded; not in a replay",
     "sa_match_len": "device int64 [G]: length of the match of each generation's automaton (sa_threshold, K > 0)",
     "sa_draft_tokens": "device int32 [G, K]: what each of these automata drafts (sa_threshold, K > 0)",
+    "held_for_nobody": "tables of managers with an entry of a request that has ended; updated, failed",
     # Executor, per real request in the batch or still active, keyed by id: updated (and failed: ledger only).
     "emitted": "request -> tokens emitted so far (generated ones, not the prompt)",
     "kv_tokens": "request -> tokens granted in the KV-cache manager",

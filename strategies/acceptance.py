@@ -54,10 +54,6 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     if ranks > 1 or guided or not config.traits.shares_draft_head:
         shards = 1
     config = replace(config, tp_size=shards, tp_rank=pick(draw, shards))
-    if overlap and overlaps_on(config.attention_backend):
-        # Here too, though drawn.
-        vocabulary = vocabulary and config.traits.draft_vocab
-        return replace(config, draft_vocab_map=vocabulary, host_offload=False, overlap=True)
     return replace(
         config,
         force_num_accepted_tokens=force if forces else 0.0,
@@ -69,6 +65,7 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
         sa_threshold=threshold if config.traits.sa_enhancer and not alone and not config.shares_target_kv else 0,
         attention_dp_size=ranks,
         attention_dp_rank=rank,
+        overlap=overlap and overlaps_on(config.attention_backend),
     )
 
 

@@ -139,7 +139,7 @@ class Composer:
         sizes: tuple[int, ...] = ()
         if self.schedule.in_flight and pick(draw, _IDLE) == _IDLE - 1:
             return Step(draft_len=draft_len)
-        idle = draw_idle(draw, self.schedule, draft_len)
+        idle = draw_idle(draw, self.schedule, draft_len, self.steps[-1] if self.steps else None)
         if idle is not None:
             return idle
         if replay:

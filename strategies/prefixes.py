@@ -29,7 +29,7 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
     """
     # A recurrent state, drawn for every other case, gives way.
     without = replace(config, recurrent=False)
-    if not choose(draw, _REUSES) or not reuses_on(without) or config.attention_dp_size > 1:
+    if not choose(draw, _REUSES) or not reuses_on(without):
         return config
     config = without
     if not config.compress_ratios and config.tokens_per_block > _LONG_PAGE:

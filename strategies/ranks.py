@@ -23,11 +23,20 @@ PEERS: Final = (
 
 _IDLE: Final = 6
 """This rank is idle in one of so many steps."""
+_STILL_IDLE: Final = 3
+"""The same of steps after one with dummies, which are the same objects then."""
 
 
-def draw_idle(draw: Draw, schedule: Schedule, draft_len: int) -> Step | None:
-    """A step in which this rank has nothing to do and another one has; None mostly, and where no dummy fits."""
-    if schedule.config.attention_dp_size == 1 or pick(draw, _IDLE) < _IDLE - 1:
+def draw_idle(draw: Draw, schedule: Schedule, draft_len: int, last: Step | None) -> Step | None:
+    """A step in which this rank has nothing to do and another one has; None mostly, and where no dummy fits.
+
+    last  the step before, if there is one
+    """
+    if schedule.config.attention_dp_size == 1:
+        return None
+    padded = last is not None and any(row.request is None for row in last.generations)
+    one_in = _STILL_IDLE if padded else _IDLE
+    if pick(draw, one_in) < one_in - 1:
         return None
     return _if_possible(schedule, draw_peers(draw, schedule, Step(draft_len=draft_len)))
 

@@ -60,11 +60,16 @@ def count_launches(work: Callable[[], Any]) -> int:
 
 def seconds_of(step: Callable[[], Any]) -> float:
     """Wall seconds of a step, which ends when the device has done it."""
-    torch.cuda.synchronize()
+    _wait()
     begin = time.perf_counter()
     step()
-    torch.cuda.synchronize()
+    _wait()
     return time.perf_counter() - begin
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def record(name: str, values: dict[str, Any], output: Path | None) -> None:

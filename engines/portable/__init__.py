@@ -62,10 +62,10 @@ class PortableEngine:
     ) -> PortableSession:
         """Start a session whose sub-steps are not read but compared on the device: see ``DeviceChecks``.
 
-        Raises ``UsageError`` for the overlap scheduler, under which a step ends after the next one has begun.
+        caches  whether what the caches hold after each step is compared, too
+
+        Raises ``ScenarioError`` for a configuration that is not valid.
         """
-        if config.overlap:
-            raise UsageError("config.overlap: is not combined with checks on the device; leave one of them out")
         return PortableSession(
             config,
             requests,

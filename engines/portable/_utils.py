@@ -31,7 +31,7 @@ def host_tensor(values: Sequence[int], device: torch.device) -> torch.Tensor:
     New each time: a persistent staging buffer would be rewritten by the next step while its copy is still queued
     (PR #15546).
     """
-    return maybe_pin_memory(torch.tensor(values, dtype=torch.int32), device)
+    return torch.tensor(values, dtype=torch.int32, pin_memory=prefer_pinned(device))
 
 
 def is_graph_warmup(attn_metadata: Any) -> bool:

@@ -1,8 +1,8 @@
 """Compares the device with what is expected, at each sub-step and without waiting for it.
 
 In a captured graph kernels compare too: what a replay finds before each draft call is held to what is expected there,
-though none of the host's code runs. What is expected of a step is uploaded once per sub-step, for the inside of a
-graph once per replay, to a buffer whose address the graph knows.
+though none of the host's code runs. What is expected of a step is uploaded once per sub-step; of a replay all of it at
+once, and what its graph compares goes to a buffer whose address the graph knows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import is_current_stream_capturing, maybe_pin_memory
-from engines.portable.cache_values import committed
-from engines.portable.device_values import DeviceValues, laid_out
+from engines.portable.cache_values import committed, known
+from engines.portable.device_values import OUTPUTS, DeviceValues, laid_out
 from engines.portable.mismatches import ANYTHING, Mismatches, Region
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor
@@ -32,22 +32,20 @@ Expect = Callable[[Step], StepTrace]
 _IN_GRAPH: Final = 1 << 23
 """Places from here on are those inside a graph; the ends of its forward are before and behind them."""
 _BEHIND: Final = 2 * _IN_GRAPH
-_INSIDE: Final = "inside"
-"""All sub-steps inside a graph, where sub-steps are named."""
 
 
 @dataclass
 class _Graph:
-    """What is compared of a graph's replays: inside, over a buffer for what is expected, and at the ends.
+    """What is compared of a graph's replays: inside, over a buffer for what is expected, and ahead of it.
 
     regions  where which field's values are in the buffer, of which ``size`` are used
-    ends     what was compared at each sub-step outside of the graph in the last replay
+    outputs  of the forward that was captured, which are compared inside
     """
 
     expected: Tensor
     regions: list[Region] = field(default_factory=list)
     size: int = 0
-    ends: dict[str, list[Region]] = field(default_factory=dict)
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class DeviceChecks:
@@ -55,6 +53,10 @@ class DeviceChecks:
 
     Fields that are not expected are not compared, nor is a failure (``failed``). The run of a graph that its capture
     ends with is compared at its ends only: what lies between them is recorded before it is known.
+
+    With the overlap scheduler what a step leaves in caches is compared when it is launched (``launched``): what runs
+    next is behind that on the device. How much of it is committed the host does not know by then, but what is expected
+    says. So what is expected of a step must include what follows when it is processed (``updated``), if it is.
 
     caches  whether what the KV caches hold is compared after each step, too
     """
@@ -75,13 +77,16 @@ class DeviceChecks:
         self._graphs = executor.model_engine.cuda_graph_runner.graphs
         self._expect = expect
         self._mismatches = mismatches
-        self._values = DeviceValues(config, executor.spec_resource_manager, worker)
+        self._values = DeviceValues(config, executor, worker)
         self._compared: dict[int, _Graph] = {}
         self._said: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self._in_flight: Mapping[str, Any] | None = None
+        self._batch = ScheduledRequests()
+        self._position_ids: Tensor | None = None
         self._attn: Any = None
         self._spec: Any = None
         self._replays = False
-        self._uploaded: dict[str, Tensor] = {}
+        self._prepared: Mapping[str, Tensor] = {}
         self._begin = 0
         self._run = -1
         self._drafts = 0
@@ -89,9 +94,8 @@ class DeviceChecks:
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
         """A step is about to start; whoever drives the session has told ``mismatches`` which."""
         self._said = {substep.key: substep.fields for substep in self._expect(step).substeps}
-        self._begin, self._run = 0, -1
+        self._begin, self._run, self._batch = 0, -1, batch
         self._replays = step.phase is Phase.REPLAY
-        self._uploaded = {}
 
     def substeps(self) -> tuple[Substep, ...]:
         """None: nothing is read."""
@@ -100,31 +104,37 @@ class DeviceChecks:
     def prepared(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the inputs were prepared."""
         self._attn, self._spec = result["attn_metadata"], result["spec_metadata"]
-        if self._replays:
-            self._foresee(self._compared[id(self._attn)])
+        with _unseen():
+            self._values.begin(self._batch)
+            if self._replays:
+                # Compared when the replay begins: until then nothing happens on the device.
+                self._prepared = self._values.at(PREPARED, self._attn, self._spec, result)
+                return
         self._check(PREPARED, result)
 
     def entered(self, args: Any, kwargs: Any) -> None:
         """Before a forward of the model; that of a capture was entered when the capture began."""
         if not is_current_stream_capturing():
-            self._enter()
+            self._enter(kwargs["position_ids"])
 
     def capture_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is captured: the last moment at which something can be allocated outside of it."""
-        self._enter()
+        self._enter(args[2]["position_ids"])
         with _unseen():
             expected = torch.full((self._most_inside(),), ANYTHING, dtype=torch.int64, device=self._mismatches.device)
         self._compared[id(self._attn)] = _Graph(expected)
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is replayed."""
-        self._enter()
+        self._run += 1
         graph = self._compared[id(self._attn)]
-        if graph.size:
-            with _unseen():
-                uploaded = self._uploaded.get(_INSIDE)
-                expected = self._upload(self._expected(graph.regions)) if uploaded is None else uploaded
-                graph.expected[: graph.size].copy_(expected)
+        with _unseen():
+            entered = self._values.at(ENTERED, self._attn, self._spec, None, args[1]["position_ids"])
+            tensors, regions = self._ahead_of_replay(entered)
+            begun = sum(tensor.numel() for tensor in tensors)
+            uploaded = self._upload(self._expected([*regions, *graph.regions]))
+            self._launch(tensors, uploaded[:begun], regions)
+            graph.expected[: graph.size].copy_(uploaded[begun:])
         self._mismatches.add_regions(graph.regions)
         self._begin = _BEHIND
 
@@ -134,6 +144,9 @@ class DeviceChecks:
 
     def promoting(self, args: Any, kwargs: Any) -> None:
         """Before recurrent states become live: nothing that is compared has changed since ``verified``."""
+
+    def cleaning_up(self, args: Any, kwargs: Any) -> None:
+        """Before the worker cleans up after its forward: what it has yet to put back is on the host."""
 
     def saved(self, result: Any, args: Any, kwargs: Any) -> None:
         """After ``prepare_for_spec_dec``."""
@@ -146,65 +159,82 @@ class DeviceChecks:
 
     def worker_returned(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the worker's forward."""
-        if not is_current_stream_capturing():
-            self._check(RESTORED, result)
+        self._check(RESTORED, result)
+        if is_current_stream_capturing():
+            self._compared[id(self._attn)].outputs = result
 
     def captured(self, result: Any, args: Any, kwargs: Any) -> None:
         """After a graph was captured and has run once."""
         self._check(RESTORED, self._graphs[args[0]].outputs)
 
     def replayed(self, result: Any, args: Any, kwargs: Any) -> None:
-        """After a graph was replayed."""
-        self._check(RESTORED, result)
+        """After a graph was replayed, and has compared its outputs. Others would be given out unseen."""
+        outputs = self._compared[id(self._attn)].outputs
+        if any(result[name] is not outputs[name] for name in OUTPUTS):
+            self._check(RESTORED, result)
 
     def updated(self, args: Any, kwargs: Any) -> None:
-        """Before the requests that are finished end: what the caches hold of all that are active."""
-        said = self._said.get((UPDATED, 0), {})
-        with torch.inference_mode(), _unseen():
-            parts = list(committed(self._config, self._executor, said)) if self._caches else []
-            self._compare_all(UPDATED, 0, parts)
+        """Before the requests that are finished end: what the caches hold of all that are active.
+
+        With overlap this may be a step launched before, of which only the pages that are known by now are new.
+        """
+        said, self._in_flight = self._in_flight, None
+        if said is None:
+            said = self._said.get((UPDATED, 0), {})
+            self._compare_kept(said)
+        if self._caches:
+            with torch.inference_mode(), _unseen():
+                self._compare_all(UPDATED, 0, list(known(self._executor, said)))
+
+    def launched(self) -> None:
+        """The step is to be processed with the next one, with overlap."""
+        self._in_flight = self._said.get((UPDATED, 0), {})
+        self._compare_kept(self._in_flight)
 
     def failed(self, error: Exception) -> None:
-        """After a failure nothing is compared."""
+        """After a failure nothing is compared; it took along what was in flight."""
+        self._in_flight = None
 
     def values_inside(self) -> int:
         """Values that one replay of each graph compares between the ends of its forward."""
         return sum(graph.size for graph in self._compared.values())
 
-    def _enter(self) -> None:
+    def _enter(self, position_ids: Tensor) -> None:
         self._run += 1
         self._drafts = 0
+        self._position_ids = position_ids
         self._check(ENTERED, None)
 
     def _check(self, substep: str, arguments: Any) -> None:
         with _unseen():
-            values = self._values.at(substep, self._attn, self._spec, arguments)
+            values = self._values.at(substep, self._attn, self._spec, arguments, self._position_ids)
             if is_current_stream_capturing():
                 self._record(substep, values)
             else:
                 self._compare(substep, values)
+
+    def _compare_kept(self, said: Mapping[str, Any]) -> None:
+        """Compare what caches and slots hold of all requests that run."""
+        if not self._caches:
+            return
+        with torch.inference_mode(), _unseen():
+            parts: list[tuple[str, Tensor, Sequence[int] | None]] = [*committed(self._config, self._executor, said)]
+            parts += [
+                (name, tensor, None if rows is None else laid_out(name, rows, tensor.shape))
+                for name, tensor, rows in self._values.rows.kept(said)
+            ]
+            self._compare_all(UPDATED, 0, parts)
 
     def _compare(self, substep: str, values: Mapping[str, Tensor]) -> None:
         """Compare what is expected now."""
         run = max(self._run, 0)
         said = self._said.get((substep, run), {})
         named = {name: tensor for name, tensor in values.items() if name in said}
-        uploaded = self._uploaded.get(substep)
-        if uploaded is not None:
-            regions = self._compared[id(self._attn)].ends[substep]
-            same = [(name, tensor.shape) for name, tensor in named.items()] == [(r.field, r.shape) for r in regions]
-            if same and regions[0].begin == self._begin:
-                self._launch(list(named.values()), uploaded, regions)
-                return
-        regions = self._compare_all(
+        self._compare_all(
             substep, run, [(name, tensor, laid_out(name, said[name], tensor.shape)) for name, tensor in named.items()]
         )
-        if self._replays:
-            self._compared[id(self._attn)].ends[substep] = regions
 
-    def _compare_all(
-        self, substep: str, run: int, parts: Sequence[tuple[str, Tensor, Sequence[int] | None]]
-    ) -> list[Region]:
+    def _compare_all(self, substep: str, run: int, parts: Sequence[tuple[str, Tensor, Sequence[int] | None]]) -> None:
         """Compare fields with what is expected of each; None where that has another form."""
         flat: list[int] = []
         regions, tensors = [], []
@@ -217,39 +247,30 @@ class DeviceChecks:
             tensors.append(tensor)
         if flat:
             self._launch(tensors, self._upload(flat), regions)
-        return regions
 
     def _launch(self, tensors: Sequence[Tensor], expected: Tensor, regions: Sequence[Region]) -> None:
         self._mismatches.add_regions(regions)
         self._mismatches.compare(torch.cat([tensor.flatten() for tensor in tensors]), expected, self._begin)
         self._begin += len(expected)
 
-    def _foresee(self, graph: _Graph) -> None:
-        """Upload what is expected of a replay in one piece, if it has the form of the replay before it."""
-        if graph.ends.keys() != {PREPARED, ENTERED, RESTORED}:
-            return
-        flat: list[int] = []
-        spans = {}
-        for substep, regions in (*graph.ends.items(), (_INSIDE, graph.regions)):
-            begin = len(flat)
-            for region in regions:
-                said = self._said.get((region.substep, 0), {})
-                if region.field not in said:
-                    if substep != _INSIDE:
-                        return
-                    flat += [ANYTHING] * prod(region.shape)
-                    continue
-                expected = laid_out(region.field, said[region.field], region.shape)
-                if expected is None:
-                    return
-                flat += expected
-            spans[substep] = slice(begin, len(flat))
-        with _unseen():
-            uploaded = self._upload(flat)
-        self._uploaded = {substep: uploaded[span] for substep, span in spans.items()}
+    def _ahead_of_replay(self, entered: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Region]]:
+        """What is compared of a replay before it runs: as it was prepared, and what is said of its beginning beside."""
+        said, begun = (self._said.get((substep, 0), {}) for substep in (PREPARED, ENTERED))
+        found = [(PREPARED, name, tensor) for name, tensor in self._prepared.items() if name in said]
+        found += [
+            (ENTERED, name, tensor)
+            for name, tensor in entered.items()
+            if name in begun and not (name in self._prepared and begun[name] == said.get(name))
+        ]
+        tensors, regions, begin = [], [], self._begin
+        for substep, name, tensor in found:
+            tensors.append(tensor)
+            regions.append(Region(begin, tensor.shape, substep, 0, name))
+            begin += tensor.numel()
+        return tensors, regions
 
     def _expected(self, regions: Sequence[Region]) -> list[int]:
-        """What is expected inside a graph; anything where nothing is, or where it has another form, which is noted."""
+        """What is expected in these places; anything where nothing is, or where it has another form, which is noted."""
         flat: list[int] = []
         for region in regions:
             anything = [ANYTHING] * prod(region.shape)
@@ -281,8 +302,8 @@ class DeviceChecks:
         width = config.tokens_per_gen_step(config.max_draft_len)
         nodes = max(width, config.max_draft_len * config.dynamic_tree_max_topK)
         of_token = 6 + config.index_topk
-        of_row = 12 + 2 * (1 + config.max_draft_len) + nodes * (3 + nodes // 32)
-        return (config.max_draft_len + 3) * attn.num_seqs * (nodes * of_token + of_row)
+        of_row = 12 + 3 * (1 + config.max_draft_len) + nodes * (4 + nodes // 32)
+        return (config.max_draft_len + 4) * attn.num_seqs * (nodes * of_token + of_row)
 
 
 @contextmanager

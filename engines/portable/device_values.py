@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from math import prod
 from typing import Any, Final, cast
 
@@ -17,12 +16,18 @@ from torch import Tensor
 
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.mismatches import ANYTHING
+from engines.portable.pyexecutor.llm_request import ScheduledRequests
+from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.seq_slot_manager import SeqSlotManager
+from engines.portable.row_values import OPEN_ROWS, RowValues
 from engines.portable.spec_observation import enhancer_buffers
 from scenarios import BACKENDS, Config
 from scenarios.trace import ENTERED, PREPARED, RESTORED, SAVED, VERIFIED
 
 Values = dict[str, Tensor]
+
+OUTPUTS: Final = ("new_tokens", "new_tokens_lens", "next_draft_tokens", "next_new_tokens")
+"""Outputs of a forward."""
 
 _MASK: Final = "spec_decoding_packed_mask"
 _DENSE: Final = "topk_indices_buffer"
@@ -32,25 +37,36 @@ _WORD: Final = 32
 class DeviceValues:
     """Finds the tensors of one engine. ``arguments`` of a sub-step are what its seam was called with or returned."""
 
-    def __init__(self, config: Config, slots: Any, worker: Any) -> None:
+    def __init__(self, config: Config, executor: PyExecutor, worker: Any) -> None:
         self._tree = config.traits.tree
         self._sparse = BACKENDS[config.attention_backend].sparse
-        self._keeps_context = isinstance(slots, SeqSlotManager)
+        self._keeps_context = isinstance(executor.spec_resource_manager, SeqSlotManager)
+        self._overlap = executor.model_engine.overlap
         self._worker = worker
+        self.rows = RowValues(config, executor)
 
-    def at(self, substep: str, attn: Any, spec: Any, arguments: Any) -> Values:
-        """Tensors of a sub-step, each with as many dimensions as the trace has lists in lists."""
+    def begin(self, batch: ScheduledRequests) -> None:
+        """A batch has been prepared, before anything is asked of it."""
+        self.rows.begin(batch)
+
+    def at(self, substep: str, attn: Any, spec: Any, arguments: Any, position_ids: Tensor | None = None) -> Values:
+        """Tensors of a sub-step, each with as many dimensions as the trace has lists in lists.
+
+        position_ids  those that the target reads, at the ends of its forward
+        """
         if substep == PREPARED:
             return self._forward(attn, spec) | self._prepared(attn, spec, arguments)
         if substep == ENTERED:
-            return self._forward(attn, spec) | self._kept(attn, spec)
+            values = self._forward(attn, spec) | self._kept(attn, spec) | self.rows.entered()
+            return values | self._positions(position_ids)
         if substep == VERIFIED:
             accepted, counts = arguments
-            return self._lens(attn) | {"num_accepted_tokens": counts, "accepted_tokens": accepted}
+            values = self._lens(attn) | {"num_accepted_tokens": counts, "accepted_tokens": accepted}
+            return values | self.rows.verified(attn, spec)
         if substep == SAVED:
             return self._lens(attn)
         if substep == RESTORED:
-            return self._restored(attn, spec, arguments)
+            return self._restored(attn, spec, arguments) | self._positions(position_ids)
         # A view of it, where drafters have one.
         attn = arguments.get("attn_metadata", attn)
         masks = self._tree_masks(attn) if self._tree else {}
@@ -74,6 +90,11 @@ class DeviceValues:
         }
         if hasattr(attn, "prompt_lens_cuda"):
             values["prompt_lens_cuda"] = attn.prompt_lens_cuda[: attn.num_seqs]
+        if self._overlap is not None:
+            gens, rows = attn.num_generations, attn.num_tokens - attn.num_ctx_tokens
+            values["previous_batch_indices"] = self._overlap.previous_batch_indices_cuda[:gens]
+            values["previous_kv_lens_offsets_cuda"] = self._overlap.previous_kv_lens_offsets_cuda[:gens]
+            values["previous_pos_id_offsets_cuda"] = self._overlap.previous_pos_id_offsets_cuda[:rows]
         if self._sparse:
             contexts, tokens = attn.num_contexts, attn.num_ctx_tokens
             values |= {
@@ -97,13 +118,18 @@ class DeviceValues:
         return values
 
     def _restored(self, attn: Any, spec: Any, outputs: Mapping[str, Tensor]) -> Values:
-        names = ("new_tokens", "new_tokens_lens", "next_draft_tokens", "next_new_tokens")
-        values = self._lens(attn) | {name: outputs[name] for name in names}
+        values = self._lens(attn) | {name: outputs[name] for name in OUTPUTS}
         gens, draft_len = spec.num_generations, spec.runtime_draft_len
         if gens and draft_len and (buffers := enhancer_buffers(self._worker)):
             values["sa_match_len"] = buffers["sa_match_len"][:gens]
             values["sa_draft_tokens"] = buffers["sa_draft_tokens"][:gens, :draft_len]
-        return values | self._masks(attn, spec) | self._kept(attn, spec)
+        return values | self._masks(attn, spec) | self._kept(attn, spec) | self.rows.restored(attn, spec)
+
+    def _positions(self, position_ids: Tensor | None) -> Values:
+        """Positions that the target reads; without overlap they are those that were prepared."""
+        if self._overlap is None or position_ids is None:
+            return {}
+        return {"position_ids": position_ids.flatten()}
 
     def _kept(self, attn: Any, spec: Any) -> Values:
         """What the worker keeps from step to step."""
@@ -169,18 +195,22 @@ def laid_out(field: str, value: Any, shape: Sequence[int]) -> Sequence[int] | No
     if len(value) != shape[0]:
         return None
     if len(shape) == 1:
+        if field in OPEN_ROWS:
+            return [ANYTHING if row is None else row for row in value]
         return cast(Sequence[int], value)
     width = prod(shape[1:])
     if field == _MASK:
         value = _packed(value, *shape[1:])
     elif field == _DENSE:
         value = [[ANYTHING] * width if row is None else [*row, *[-1] * (width - len(row))] for row in value]
-    lens = set(map(len, value))
-    if lens and max(lens) > width:
-        return None
-    if lens != {width}:
-        value = [[*row, *[ANYTHING] * (width - len(row))] for row in value]
-    return list(chain.from_iterable(value))
+    elif field in OPEN_ROWS:
+        value = [() if row is None else row for row in value]
+    flat: list[int] = []
+    anything = [ANYTHING] * width
+    for row in value:
+        flat += row
+        flat += anything[len(row) :]
+    return flat if len(flat) == width * len(value) else None
 
 
 def _packed(value: Sequence[Sequence[Sequence[int]]], count: int, words: int) -> list[list[int]]:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engines.portable._utils import prefer_pinned
+from engines.portable.copies import copy_to_device
 from engines.portable.speculative.config import DecodingConfig
 from engines.row_tracer import digests_of, with_digests
 from engines.tracer import choose, disagree, log_probabilities, near, one_hot, two_choices
@@ -63,8 +65,9 @@ class Steering:
         probabilities: bool = False,
     ) -> None:
         self.probabilities = probabilities
-        self.agree, self.sa_agree, self.sa_match = torch.zeros(3, max_num_requests, dtype=torch.int64, device=device)
-        self.near = torch.zeros_like(self.agree)
+        self._rows, self._automata = torch.zeros(2, max_num_requests, 2, dtype=torch.int64, device=device)
+        self.agree, self.near = self._rows.unbind(1)
+        self.sa_agree, self.sa_match = self._automata.unbind(1)
         self._logits = two_choices if second_choice else one_hot
         self.depth = 0
         self.d2t = torch.tensor([d2t(i) for i in range(VOCAB_SIZE)], device=device) if draft_vocab_map else None
@@ -81,13 +84,16 @@ class Steering:
 
     def steer(self, agree: list[int], near: list[int]) -> None:
         """Set ``agree`` for the rows of the next step, and how many drafts behind these are to come close."""
-        self.agree[: len(agree)].copy_(torch.tensor(agree))
-        self.near[: len(near)].copy_(torch.tensor(near)).add_(self.agree[: len(near)])
+        self._steer(self._rows, [value for a, n in zip(agree, near) for value in (a, a + n)])
 
     def steer_automata(self, agree: list[int], match: list[int]) -> None:
         """Set ``sa_agree`` and ``sa_match`` for the rows of the next step that have an automaton."""
-        self.sa_agree[: len(agree)].copy_(torch.tensor(agree))
-        self.sa_match[: len(match)].copy_(torch.tensor(match))
+        self._steer(self._automata, [value for pair in zip(agree, match) for value in pair])
+
+    @staticmethod
+    def _steer(rows: Tensor, values: list[int]) -> None:
+        host = torch.tensor(values, dtype=torch.int64, pin_memory=prefer_pinned(rows.device)).view(-1, 2)
+        copy_to_device("steering", rows[: len(host)], host)
 
     def disturb(self, tokens: Tensor, attn_metadata: Any) -> Tensor:
         """``tokens`` of the generations, int64 [G * drafts], some of them turned into ones to disagree with."""

@@ -17,6 +17,7 @@ from engines.portable.cache_observation import CacheObserver, Committed
 from engines.portable.compressed_observation import CompressedObserver
 from engines.portable.context_observation import DraftContext
 from engines.portable.copies import HostCopies
+from engines.portable.ownership_observation import held_for_nobody
 from engines.portable.page_observation import device_page_fields, host_page_fields
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.py_executor import PyExecutor, is_cuda_error
@@ -125,7 +126,7 @@ class Observer:
     ) -> None:
         self._config = config
         self._executor = executor
-        self._device = executor.kv_cache_manager.device
+        self._on_cuda = executor.kv_cache_manager.device.type == "cuda"
         self._caches = CacheObserver(config, executor)
         self._worker = worker
         self._label = Labels()
@@ -147,6 +148,7 @@ class Observer:
         self._in_flight: _InFlight | None = None
         self._landed: Substep | None = None
         self._graph_key: list[int] | None = None
+        self._left_open: list[str] = []
 
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
         """A step is about to start."""
@@ -256,6 +258,11 @@ class Observer:
             fields["hidden_states"] = kwargs["recurrent_hidden_states"].tolist()
         return fields
 
+    def cleaning_up(self, args: Any, kwargs: Any) -> None:
+        """Before the worker cleans up after its forward, which has nothing to do if that succeeded."""
+        open_states = [name for name in _WORKER_STATE if getattr(self._worker, name, None)]
+        self._left_open = [*open_states, *self._attn_metadata._saved_tensors]
+
     def worker_returned(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the worker's forward."""
         if not self._cuda_capture():
@@ -283,14 +290,12 @@ class Observer:
             **self._caches.connector(),
             **reusable_fields(self._executor),
             **(self._content(requests.values()) if flight is None else flight.content),
-            **collectives(self._executor.model_engine.dist, self._graph_key),
             **slot_fields(self._executor.spec_resource_manager),
-            **matchers(self._executor.guided_decoder),
-            **relaxed_deltas(self._executor.spec_resource_manager, requests),
             **relaxed_deltas_left(self._executor.spec_resource_manager),
             **self._rows.taken(),
             **self._rows.left(),
             **self._racing_copies(),
+            held_for_nobody=held_for_nobody(self._executor),
         )
         if flight is None:
             self._add(UPDATED, fields, run=0)
@@ -318,13 +323,9 @@ class Observer:
                 **relaxed_deltas_left(self._executor.spec_resource_manager),
                 **reusable_fields(self._executor),
             )
-        fields.update(self._racing_copies())
+        fields.update(self._racing_copies(), held_for_nobody=held_for_nobody(self._executor))
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
-
-    @property
-    def _on_cuda(self) -> bool:
-        return self._device.type == "cuda"
 
     def _cuda_capture(self) -> bool:
         return self._on_cuda and is_current_stream_capturing()
@@ -364,6 +365,8 @@ class Observer:
             **self._rows.restored(self._attn_metadata, self._spec_metadata, replay=self._phase is Phase.REPLAY),
             **self._racing_copies(),
         )
+        if self._phase is not Phase.REPLAY:
+            fields["left_open"] = self._left_open
         self._add(RESTORED, fields)
 
     def _forward_metadata(self, attn: Any, *, of_target: bool = True) -> Fields:
@@ -384,13 +387,15 @@ class Observer:
         return fields if self._sparse is None else fields | self._sparse.tables(self._attn_metadata)
 
     def _content(self, requests: Iterable[Committed]) -> Fields:
-        """What caches and the worker keep of these requests."""
+        """What caches and the worker keep of these requests, and what the ranks have told each other for the step."""
         requests = list(requests)
         ids = [request.py_request_id for request in requests]
-        fields = {**self._caches.content(requests), **spec_fields(self._executor.spec_resource_manager, ids)}
+        kept = self._executor.spec_resource_manager
+        fields = {**self._caches.content(requests), **spec_fields(kept, ids), **relaxed_deltas(kept, ids)}
+        fields.update(matchers(self._executor.guided_decoder))
         if self._context is not None:
             fields.update(self._context.content(requests))
-        fields.update(self._rows.content(ids))
+        fields.update(self._rows.content(ids), **collectives(self._executor.model_engine.dist, self._graph_key))
         if self._tree is not None:
             fields["draft_tree"] = self._tree.draft_trees(requests)
         return fields
@@ -474,7 +479,8 @@ class Observer:
 
     def _tensors(self, attn: Any) -> dict[str, Tensor]:
         """Tensors whose identity matters, by name."""
-        held = {name: vars(attn)[name] for name in self._objects if vars(attn).get(name) is not None}
+        namespace = vars(attn)
+        held = {name: namespace[name] for name in self._objects if namespace.get(name) is not None}
         if self._config.overlap:
             held |= {name: vars(self._executor.model_engine.overlap)[name] for name in _PREVIOUS}
         return held | enhancer_buffers(self._worker)

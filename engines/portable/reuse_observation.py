@@ -7,7 +7,8 @@ from typing import Any
 from engines.portable.attention.backends.trtllm import DRAFT_LAYER, TARGET_LAYER
 from engines.portable.pyexecutor.py_executor import PyExecutor
 
-_CONTENT = {TARGET_LAYER: "known_kv", DRAFT_LAYER: "known_draft_kv"}
+KNOWN_CONTENT = {TARGET_LAYER: "known_kv", DRAFT_LAYER: "known_draft_kv"}
+"""Which field says what known pages hold, by layer."""
 
 
 def reusable_fields(executor: PyExecutor) -> dict[str, Any]:
@@ -23,8 +24,8 @@ def reusable_fields(executor: PyExecutor) -> dict[str, Any]:
         fields[f"{prefix}known_page_ids"] = ids
         fields[f"{prefix}reclaim_order"] = [ids.index(block_id) for block_id in blocks.reclaim_order()]
         places = manager._memory_pool_indices(ids)
-        for layer in manager.layer_offsets.keys() & _CONTENT.keys():
-            fields[_CONTENT[layer]] = manager.get_buffers(layer)[places].tolist()
+        for layer in manager.layer_offsets.keys() & KNOWN_CONTENT.keys():
+            fields[KNOWN_CONTENT[layer]] = manager.get_buffers(layer)[places].tolist()
     flight = executor.previous_batch
     launched = () if flight is None else flight.iteration.batch.all_requests()
     requests = executor.active_requests | {request.py_request_id: request for request in launched}

@@ -18,6 +18,7 @@ from engines.portable.device_checks import DeviceChecks, Expect
 from engines.portable.distributed import PeerBatch
 from engines.portable.mismatches import Mismatches
 from engines.portable.observation import Observer
+from engines.portable.plan import Plan
 from engines.portable.pyexecutor.attention_dp import dummy_context, dummy_generation
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.py_executor import BatchState, Iteration, PyExecutor
@@ -31,7 +32,6 @@ from scenarios import (
     Generation,
     Phase,
     Request,
-    Schedule,
     Step,
     StepTrace,
     Substep,
@@ -76,7 +76,7 @@ class PortableSession:
     ) -> None:
         self._config = config
         self._given = requests
-        self._schedule: Schedule | None = Schedule(config, requests)
+        self._plan = Plan(config, requests)
         self._record = record
         self._device = device
         self._kernels = self._kernel_forms(device)
@@ -100,19 +100,27 @@ class PortableSession:
 
     def add(self, request: Request) -> None:
         """Queue a request; it runs when a step names it."""
-        if self._schedule is not None:
-            self._schedule.add(request)
+        self._plan.add(request)
         self._requests[request.id] = self._llm_request(request)
 
     def foresee(self, steps: Collection[Step]) -> None:
-        """Hear of all steps to come: where none replays a graph, none is recorded.
+        """Hear of all steps to come, which are checked now: a graph that none replays is not recorded.
+
+        A replay may have fewer rows than it was to have, when requests have failed.
 
         If copies are to stall, another session lives through them first, to see what copies read that run late.
         """
-        self._executor.model_engine.cuda_graph_runner.replays = any(step.phase is Phase.REPLAY for step in steps)
-        if self._config.stall_copies and isinstance(self._observer, Observer) and self._copies is not None:
+        self._plan.foresee(steps, len(self._steps))
+        largest: dict[int, int] = {}
+        for step in steps:
+            if step.phase is Phase.REPLAY:
+                width = self._config.tokens_per_gen_step(step.draft_len) - 1
+                largest[width] = max(len(step.rows), largest.get(width, 0))
+        self._executor.model_engine.cuda_graph_runner.replays = lambda key: key[0] <= largest.get(key[1], 0)
+        if self._config.stall_copies and self._observer is not None and self._watch_copies() is not None:
             self._copies = HostCopies(self._latest_reads(steps))
-            self._observer.copies = self._copies
+            if isinstance(self._observer, Observer):
+                self._observer.copies = self._copies
 
     def _latest_reads(self, steps: Collection[Step]) -> dict[int, Tensor]:
         """What copies would read at the last moment that the host leaves them in these steps, by their numbers."""
@@ -135,8 +143,7 @@ class PortableSession:
         index = len(self._steps)
         if self._over:
             raise UsageError("session: a fatal failure has ended the run; open a new session")
-        if self._schedule is not None:
-            self._schedule.advance(step, f"steps[{index}]")
+        self._plan.take(step, index)
         self._step, self._bracket = step, Bracket(None)
         self._tell_ranks(step)
         iteration, rows = self._iteration(step)
@@ -191,6 +198,8 @@ class PortableSession:
                 self._steps[self._in_flight] = replace(trace, substeps=(*trace.substeps, landed))
             if launched is not None:
                 self._observer.launched(launched.iteration.batch, self._committed(launched))
+        elif isinstance(self._observer, DeviceChecks) and launched is not None:
+            self._observer.launched()
         self._in_flight = None if launched is None else index
 
     def _drain(self) -> None:
@@ -199,7 +208,7 @@ class PortableSession:
             return
         last, step = self._in_flight, Step(draft_len=self._config.max_draft_len)
         self._step, self._bracket = step, Bracket(None)
-        if self._observer is not None:
+        if isinstance(self._observer, Observer):
             self._observer.begin(step, ScheduledRequests())
         outcome, error = self._execute(Iteration(ScheduledRequests(), step.phase, step.draft_len))
         self._land(None)
@@ -221,7 +230,7 @@ class PortableSession:
         running = [r for r in batch.context_requests if not r.is_finished]
         cached.update({r.py_request_id: r.context_current_position for r in running})
         for request, accepted in zip(batch.generation_requests, lens):
-            if not request.is_finished:
+            if not (request.is_finished or request.is_dummy):
                 cached[request.py_request_id] = request.num_cached_tokens + accepted
         return [_Committed(request, tokens) for request, tokens in cached.items()]
 
@@ -284,7 +293,8 @@ class PortableSession:
         if not threshold:
             agree = [row.agree for row in rows]
             steering.steer(agree, [row.near for row in rows])
-            steering.steer_automata(agree, agree)
+            if not self._config.traits.draft_model:
+                steering.steer_automata(agree, agree)
             return
         takes_over = [isinstance(row, Generation) and row.match >= threshold for row in rows]
         # Layers keep what they drafted, right or wrong, once it is accepted.
@@ -316,7 +326,7 @@ class PortableSession:
         """Forget the requests that ended, and the schedule once the run has left its plan."""
         planned = error is None if step.fault is None else is_injected(error)
         if not planned:
-            self._schedule = None
+            self._plan.leave()
         ended = [request for request in self._requests.values() if request.is_finished]
         if error is not None:
             started = [r for r in self._requests.values() if r.context_current_position or r.generated]
@@ -340,6 +350,7 @@ class PortableSession:
             Seam("model.forward", model, "forward", None, before=watch.entered),
             Seam("target_model.forward", model.model, "forward", launch),
             Seam("worker.forward", worker, "forward", None, after=watch.worker_returned),
+            Seam("worker.cleanup", worker, "_ensure_spec_dec_state_restored", None, before=watch.cleaning_up),
             Seam(
                 "worker.sample_and_accept_draft_tokens", worker, "sample_and_accept_draft_tokens", launch,
                 after=watch.verified,

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from engines.portable.distributed import Distributed
+from engines.portable.ownership_observation import FIRST_DUMMY_ID
 from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.llm_request import LlmRequest
 from engines.portable.pyexecutor.resource_manager import SlotManager, SpecResourceManager
@@ -18,7 +19,6 @@ from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMeta
 from engines.portable.speculative.relaxed_acceptance import RelaxedDeltaManager
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager, sa_manager_of
 
-_IDS = 1 << 31
 """Ids of requests are below, those of dummies above."""
 
 _DIGITS = 6
@@ -78,7 +78,7 @@ def slot_fields(manager: Any) -> dict[str, Any]:
         fields["spec_slots"] = slots.taken()
     if automata is not None:
         owners = automata.slot_manager.taken()
-        fields["sa_requests"] = sorted(request if request < _IDS else -1 for request in owners)
+        fields["sa_requests"] = sorted(request if request < FIRST_DUMMY_ID else -1 for request in owners)
     return fields
 
 

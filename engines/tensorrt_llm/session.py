@@ -93,4 +93,6 @@ class TensorrtLlmSession(PortableSession):
         names = {"worker.sample_and_accept_draft_tokens": self.features.acceptance[0]}
         if self._config.traits.tree:
             names["worker.sample_draft_tokens"] = "sample"
-        return [replace(s, attribute=names[s.site]) if s.site in names else s for s in super()._seams()]
+        seams = [replace(s, attribute=names[s.site]) if s.site in names else s for s in super()._seams()]
+        # Workers from before PR #16382 clean up nothing.
+        return [s for s in seams if s.site != "worker.cleanup" or hasattr(s.owner, s.attribute)]

@@ -72,6 +72,10 @@ MISTAKES = [
     "run --device gpu",
     "run --max-draft-len 99",
     "run --max-cases 0",
+    "run --max-cases 1000000001",
+    "run --engine= --workers 1",
+    "run --device= --workers 1",
+    "run --trtllm-source some/where",
     "run --workers 0",
     "fuzz --max-time soon",
     "replay nosuch",
@@ -82,6 +86,14 @@ MISTAKES = [
     "replay device.json",
     "replay scenario.json --with-bug",
     "replay scenario.json --with-bug NO-99",
+    "replay scenario.json --engine=",
+    "replay scenario.json --device=",
+    "replay scenario.json --trtllm-source some/where",
+    "replay twice.json",
+    "explain scenario.json --trtllm-source some/where",
+    "export scenario.json --trtllm-source some/where",
+    "acceptance --trtllm-source some/where",
+    "gate --base=",
     "explain",
     "list",
     "list worker",
@@ -98,6 +110,8 @@ def test_every_mistake_gets_one_line(
     monkeypatch.chdir(tmp_path)
     Path("bad.json").write_text('{"version": 1, "confg": {}}')
     Path("scenario.json").write_text(json.dumps(scenario_to_json(MIXED)))
+    Path("twice.json").write_text('{"version": 1, "config": {"seed": 1, "seed": 2}}')
+    monkeypatch.setenv("SPECFUZZ_TRTLLM_SOURCE", "as it is")
     Path("site.json").write_text(
         json.dumps(scenario_to_json(MIXED)).replace("draft_model.forward", "draft_modl.forward")
     )

@@ -52,7 +52,9 @@ def unit(engine: str = "Sound", **options: object) -> Unit:
 
 
 def timeless(events: list[Event]) -> list[Event]:
-    return [replace(e, tally=replace(e.tally, seconds=0.0, memory=0)) if isinstance(e, BatchFinished) else e for e in events]
+    return [
+        replace(e, tally=replace(e.tally, seconds=0.0, memory=0)) if isinstance(e, BatchFinished) else e for e in events
+    ]
 
 
 @pytest.fixture
@@ -63,7 +65,8 @@ def running(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_spawned_processes_do_what_this_one_does(running: Path) -> None:
-    units = [unit(), unit(worker="PARDWorker", faults=("seams",), seed=2), unit("Forgetful", first=True)]
+    seams = unit(worker="PARDWorker", faults=("seams",), seed=2, max_cases=8)
+    units = [unit(max_cases=8), seams, unit("Forgetful", first=True)]
     here, there = Queue(*units), Queue(*units)
     both: list[tuple[Executor, Queue]] = [(InProcess(running), here), (Spawned(1, running), there)]
     one, other = (list(executor.execute(plan)) for executor, plan in both)

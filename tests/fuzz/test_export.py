@@ -420,12 +420,27 @@ def test_other_reasons_why_there_is_no_file(monkeypatch: pytest.MonkeyPatch) -> 
     sparse = scenario("MTPEagleWorker", CONTEXT, prompts=(2,), attention_backend="DSA", index_topk=2)
     assert "drives TrtllmAttentionMetadata's fields, not those of DSAtrtllmAttentionMetadata" in refused(sparse)
     forced = scenario("MTPEagleWorker", CONTEXT, prompts=(2,), force_num_accepted_tokens=1.0)
-    assert "a file of its own knows nothing of config.force_num_accepted_tokens" in refused(forced)
+    assert refused(forced).startswith(
+        "it: cannot be exported: config.force_num_accepted_tokens is set, and a file leaves out force_num_accepted_tok"
+    )
     monkeypatch.delitem(exported.MODES, "PARDWorker")
     assert refused(LEAK).startswith("it: cannot be exported: no file of its own drives PARDWorker")
     monkeypatch.undo()
     unfired = replace(LEAK.steps[0], fault=fault("draft_model.forward", 9))
     assert "specfuzz replay it" in refused(replace(LEAK, steps=(unfired,)))
+
+
+def test_a_prompt_that_reuses_pages_has_their_tokens_cached() -> None:
+    prompts = (Request(id=0, prompt_len=6), Request(id=1, prompt_len=7, prefix_of=0, prefix_len=6))
+    fill, again = (Context(request=i, chunk=r.prompt_len) for i, r in enumerate(prompts))
+    steps = (
+        Step(draft_len=1, contexts=(fill,)),
+        Step(draft_len=1, contexts=(again,), fault=fault("draft_model.forward")),
+    )
+    config = Config(worker="PARDWorker", max_draft_len=1, enable_block_reuse=True)
+    leak = check(Scenario(config=config, requests=prompts, steps=steps))
+    text = export(Subject(name="it", scenario=leak, bug="TRT-01/PARDWorker", seeded=True), "saved-state-empty")
+    assert "cached=[4]" in text, text
 
 
 def test_the_command(

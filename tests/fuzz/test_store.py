@@ -53,6 +53,17 @@ def test_findings_are_listed_oldest_first(store: Store) -> None:
     assert store.findings() == paths
 
 
+def test_what_is_no_file_among_the_findings_is_not_passed_over(store: Store) -> None:
+    folder = store.save(FINDING).parent
+    (folder / "folder.json").mkdir()
+    (folder / "gone.json").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe.json")
+    assert {path.stem for path in store.findings()} == {FINDING.id, "folder", "gone", "pipe"}
+    for name, reason in (("folder", "is no file"), ("gone", "cannot be read"), ("pipe", "is no file")):
+        with pytest.raises(UsageError, match=f"{name}.json: {reason}.*; name a JSON file or the id of a finding"):
+            read_subject(folder / f"{name}.json")
+
+
 def test_an_unknown_id_gets_the_closest(store: Store) -> None:
     store.save(FINDING)
     near = FINDING.id[:-1] + "x"

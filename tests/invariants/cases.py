@@ -18,6 +18,7 @@ from scenarios import (
     Scenario,
     Step,
     check,
+    kept_in_step,
 )
 
 EAGLE, PARD, DRAFT_TARGET = "Eagle3OneModelWorker", "PARDWorker", "DraftTargetOneModelWorker"
@@ -355,6 +356,13 @@ def overlapped(worker: str) -> Scenario:
             ),
         )
     )
+
+
+def beside(scenario: Scenario) -> Scenario:
+    """The same scenario on rank 1 of two, the other of which has one generation in each step that launches anything."""
+    config = replace(scenario.config, attention_dp_size=2, attention_dp_rank=1)
+    steps = tuple(kept_in_step(config, step) if step.rows else step for step in scenario.steps)
+    return check(replace(scenario, config=config, steps=steps))
 
 
 def sharing(worker: str, **changes: Any) -> Scenario:

@@ -81,6 +81,8 @@ _LIFECYCLE = [
     set_to("saved-state-empty", FAILING, 0, "failed", "_saved_tensors", ["_seq_lens"]),
     set_to("saved-state-empty", MIXED, 1, "restored", "_saved_tensors", ["_seq_lens", "_seq_lens_cuda"]),
     set_to("saved-state-empty", MIXED, 2, "prepared", "_saved_tensors", ["_seq_lens_cuda"]),
+    set_to("forward-closes-what-it-opens", MIXED, 1, "restored", "left_open", ["_seq_lens"]),
+    set_to("forward-closes-what-it-opens", STARTED, 0, "restored", "left_open", ["_kv_rewind_pending"]),
     set_to("saved-fields", MIXED, 1, "saved", "_saved_tensors", ["_seq_lens"]),
     set_to("saved-fields", MIXED, 1, "draft[2]", "_saved_tensors", []),
     set_to("saved-fields", TARGET_STARTED, 1, "saved", "_saved_tensors", ["_seq_lens", "_seq_lens_cuda"]),
@@ -333,6 +335,8 @@ _SPEC_METADATA = [
 
 _KV_CACHE = [
     at("kv-ledger-balanced", MIXED, 2, "updated", "kv_tokens", bump(0)),
+    set_to("managers-forget-the-ended", MIXED, 5, "updated", "held_for_nobody", ["KVCacheManager._num_tokens"]),
+    set_to("managers-forget-the-ended", FAILING, 0, "failed", "held_for_nobody", ["KvCacheConnector._block_ids"]),
     at("kv-ledger-balanced", MIXED, 2, "updated", "free_blocks", lambda n: n - 1),
     at("kv-ledger-balanced", MIXED, 2, "updated", "kv_blocks", put(0, [0, 1])),
     at("kv-ledger-balanced", MIXED, 2, "updated", "kv_blocks", lambda b: {r: [7] * len(p) for r, p in b.items()}),

@@ -38,6 +38,8 @@ from tests.invariants.cases import (
     sparse,
     started_up,
 )
+from tests.invariants.combined_mutations import COMBINED_MUTATIONS
+from tests.invariants.combined_mutations import SCENARIOS as COMBINED
 from tests.invariants.judged_mutations import JUDGED_MUTATIONS
 from tests.invariants.manager_mutations import MANAGER_MUTATIONS
 from tests.invariants.mutation import Mutation
@@ -61,13 +63,13 @@ CASES = [make(worker) for worker in WORKERS for make in (served, started_up, fai
 OVERLAPPED = [*map(overlapped, WHOLE), overlapped(MTP), overlapping(failing(EAGLE)), sparse(overlapped(EAGLE), 12)]
 OVERLAPPED.append(separate(overlapping(served(PARD))))
 HYBRID = [*map(hybrid, [*map(served, (PARD, SA, DFLASH, MTP_TREE)), started_up(EAGLE), failing(EAGLE), OVERLAPPED[0]])]
-CASES += [*FORCED, *JUDGED, *APART, *ENHANCED, *RANKED, *BACKENDS, *OVERLAPPED, *HYBRID, *SHARING]
+CASES += [*FORCED, *JUDGED, *APART, *ENHANCED, *RANKED, *BACKENDS, *OVERLAPPED, *HYBRID, *SHARING, *COMBINED]
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
 FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE), *APART[:3], *ENHANCED[2:]]
 FEW += [ranked(MTP_EAGLE), *BACKENDS[::3], BACKENDS[7], OVERLAPPED[0], *OVERLAPPED[-3:-1], *HYBRID[3:]]
-FEW += SHARING[:2]
+FEW += SHARING[:2] + COMBINED[::2]
 ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS, *JUDGED_MUTATIONS, *BACKEND_MUTATIONS, *OVERLAP_MUTATIONS]
-ALL_MUTATIONS += ROW_MUTATIONS + REUSE_MUTATIONS
+ALL_MUTATIONS += ROW_MUTATIONS + REUSE_MUTATIONS + COMBINED_MUTATIONS
 
 
 @cache
@@ -150,7 +152,7 @@ def watched() -> tuple[list[tuple[Scenario, Trace]], set[str]]:
     return [(scenario, watch(dressed(scenario))) for scenario in FEW], read
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("invariant", [i for i in all_invariants() if isinstance(i, Predicate)], ids=lambda i: i.slug)
 def test_each_declares_what_it_reads(
     invariant: Predicate, watched: tuple[list[tuple[Scenario, Trace]], set[str]]
@@ -163,7 +165,7 @@ def test_each_declares_what_it_reads(
     assert set(invariant.reads) <= set(FIELDS)
 
 
-@pytest.mark.exhaustive(every=2, first=1)
+@pytest.mark.exhaustive(every=6, first=1)
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
     bare = [
@@ -226,7 +228,7 @@ def test_a_substep_that_an_engine_cannot_observe_is_missed_once(name: str) -> No
         assert {v.invariant for v in verdict.violations} <= {"substeps-in-order"}
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_an_engine_cannot_observe_is_no_violation(field: str) -> None:
     shown = [f for f in FEW if any(field in s for step in dressed(f).steps for s in step.substeps)]

@@ -11,7 +11,7 @@ import pytest
 import reference
 from invariants import Tally, Verdict, all_invariants, verify
 from invariants.check import difference
-from scenarios import Scenario, Trace, UsageError
+from scenarios import Scenario, ScenarioError, Trace, UsageError
 from tests.invariants.cases import EAGLE, MTP, failing, served, started_up
 from tests.invariants.synthetic import dressed, edit, edit_step
 
@@ -89,6 +89,27 @@ def test_a_relation_does_not_compare_what_is_drafted_for_dummies_where_that_is_n
     assert not verify(scenario, lambda asked: run(asked, "next_draft_tokens"), only=[slug]).violations
     (found,) = verify(scenario, lambda asked: run(asked, "worker_state"), only=[slug]).violations
     assert (found.step, found.field) == (1, "worker_state")
+
+
+def test_a_relation_whose_twin_the_engine_cannot_run_says_nothing() -> None:
+    def run(asked: Scenario) -> Trace:
+        if asked != MIXED:
+            raise UsageError("steps[0].draft_len: this version always drafts 2 tokens; write 2")
+        return dressed(asked)
+
+    verdict = verify(MIXED, run, only=["draft-lengths-do-not-matter", "output-lossless"])
+    assert verdict.violations == ()
+    assert verdict.counts["draft-lengths-do-not-matter"] == (0, 0)
+    with pytest.raises(UsageError, match="always drafts"):
+        verify(served(MTP), run)
+
+    def no_such_twin(asked: Scenario) -> Trace:
+        if asked != MIXED:
+            raise ScenarioError("steps[0]", "could not come first", "start with another")
+        return dressed(asked)
+
+    with pytest.raises(ScenarioError, match="could not come first"):
+        verify(MIXED, no_such_twin, only=["draft-lengths-do-not-matter"])
 
 
 def test_only_the_asked_invariants_are_counted() -> None:

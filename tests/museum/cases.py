@@ -263,6 +263,16 @@ def finishing(worker: str) -> Scenario:
     )
 
 
+def outlived(worker: str) -> Scenario:
+    """A request ends, and another one goes on."""
+    return _scenario(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 2), _fills(worker, 1, 2)), finish=(0,)),
+        Step(draft_len=K, generations=(Generation(request=1),)),
+        prompts=(2, 2),
+    )
+
+
 def _trees(worker: str, **config: Any) -> Scenario:
     """As ``mixed``, and one step more: both verify trees of their own, in another order."""
     each = Generation(request=0, agree=K), Generation(request=1, agree=2)
@@ -331,6 +341,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-01/rewind-only": out_of_memory,
     "TRT-01/rewind-restored": capture,
     "TRT-01/rewind-twice": warm_up,
+    "TRT-01/unpaired": mixed,
     "TRT-02": drafting_fails,
     "TRT-03": prompt,
     "TRT-04": capture,
@@ -378,6 +389,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-68/dummies": _on(replayed, **SEPARATE),
     "TRT-68/rewind": _on(generate, **SEPARATE),
     "TRT-69": one_page_each,
+    "TRT-69/ended": outlived,
     "TRT-70": no_drafts_between,
     "TRT-73": no_drafts_between,
     "TRT-75": two_graphs,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
-from scenarios import WORKERS, Context, Fault, FaultKind, Generation, Phase, Scenario, Step
+from scenarios import WORKERS, Context, Fault, FaultKind, Generation, Phase, Scenario, Step, check
 from tests.museum.cases import SEPARATE, K, _dummy, _fills, _scenario
+from tests.museum.guided_cases import guided
+from tests.museum.rank_cases import idle
 
 _SPARSE: Final = {"attention_backend": "DSA", "index_topk": 2}
 
@@ -77,6 +80,29 @@ def overlapped_failure(worker: str) -> Scenario:
     )
 
 
+def overlapped_automata(worker: str) -> Scenario:
+    """The same with automata beside the model."""
+    return overlapped(worker, sa_threshold=2)
+
+
+def overlapped_grammar(worker: str) -> Scenario:
+    """A request that a grammar guides."""
+    case = guided(worker)
+    return check(replace(case, config=replace(case.config, overlap=True)))
+
+
+def overlapped_pages(worker: str) -> Scenario:
+    """The first one where page tables are arrays, and a drafter with a cache of its own reads a view of them."""
+    return overlapped(worker, attention_backend="FLASHINFER", **SEPARATE)
+
+
+def overlapped_idle(worker: str) -> Scenario:
+    """This rank has a dummy in two steps, one after the other."""
+    case = idle(worker)
+    steps = (*case.steps, case.steps[-1])
+    return check(replace(case, config=replace(case.config, overlap=True), steps=steps))
+
+
 SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-24/in-flight": overlapped,
     "TRT-30": overlapped,
@@ -86,6 +112,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-36/in-flight": overlapped,
     "TRT-37/in-flight": overlapped,
     "TRT-37/this-step": overlapped,
+    "TRT-51": overlapped_idle,
     "TRT-90": overlapped,
     "TRT-91": overlapped_v2,
     "TRT-150": overlapped,
@@ -96,6 +123,11 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-150/left-out": overlapped,
     "TRT-150/maps": overlapped_sparse,
     "TRT-150/own-cache": overlapped_own_cache,
+    "TRT-155": overlapped_grammar,
+    "TRT-155/hole": overlapped_automata,
+    "TRT-155/late": overlapped_automata,
+    "TRT-155/places": overlapped_pages,
+    "TRT-155/view": overlapped_pages,
     "VLL-03": overlapped,
     "VLL-04": overlapped,
     "VLL-05": overlapped,

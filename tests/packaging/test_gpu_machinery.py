@@ -10,11 +10,24 @@ import pytest
 pytest.importorskip("torch", reason="the GPU tests drive the portable engine")
 
 from engines.portable import PortableEngine
-from gpu_tests import driving, ranks, test_capture_failures, test_graphs, test_museum, test_out_of_memory
-from museum import BUGS
+from gpu_tests import (
+    driving,
+    hunting,
+    ranks,
+    test_capture_failures,
+    test_graphs,
+    test_museum,
+    test_out_of_memory,
+    test_races,
+)
+from museum import BUGS, seeded
 from scenarios import BACKENDS, WORKERS, Fault, FaultKind
 
 EAGLE3 = "Eagle3OneModelWorker"
+PARTS = {
+    *("separate", "guided", "enhancer", "reuse", "recurrent", "rejection", "tensor-parallel"),
+    *("overlap", "overlap-DSA", "overlap-reuse", "overlap-recurrent", "overlap-rejection"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +39,7 @@ def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_worker_and_backend_is_driven() -> None:
     assert {worker for worker, _ in driving.CASES} == set(WORKERS)
     with_graphs = {name for name, backend in BACKENDS.items() if not backend.one_page}
-    assert {name for _, name in driving.CASES} == with_graphs | {"separate", "guided", "enhancer"}
+    assert {name for _, name in driving.CASES} == with_graphs | PARTS
     assert sum(name == "DSA" for _, name in driving.CASES) == sum(traits.sparse for traits in WORKERS.values())
 
 
@@ -59,6 +72,21 @@ def test_defects_of_graphs_copies_and_what_both_repeat_are_hunted_on_a_device() 
 )
 def test_graphs_hold(holds: Callable[[str, str], None]) -> None:
     holds(EAGLE3, "separate")
+    holds("MTPEagleWorker", "overlap-recurrent")
+
+
+def test_a_step_in_flight_is_part_of_what_a_run_ends_with() -> None:
+    scenario = driving.life("PARDWorker", "overlap")
+    right = test_races.live(scenario, "cpu")
+    assert right.differ_from(test_races.live(scenario, "cpu")) == []
+    with seeded("TRT-150/PARDWorker/captured"):
+        assert "step 7" in test_races.live(scenario, "cpu").differ_from(right)
+
+
+@pytest.mark.parametrize("bug", ["VLL-04/SAWorker", "TRT-80/PARDWorker/shard"])
+def test_a_defect_is_hunted_with_and_without_it(bug: str) -> None:
+    assert hunting.hunt(bug, with_bug=False)["noticed"] == []
+    assert set(BUGS[bug].caught_by) & {*hunting.hunt(bug, with_bug=True)["noticed"]}
 
 
 @pytest.mark.exhaustive

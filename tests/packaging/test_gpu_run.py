@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_tests.ledger import FILE, KnownFailure, apply, read
+from gpu_tests.sampling import Sampled
 
 ROOT = Path(__file__).parents[2]
 CONFTEST = ROOT / "gpu_tests" / "conftest.py"
@@ -68,6 +69,31 @@ def test_one_test_that_ran_is_enough(tmp_path: Path) -> None:
     assert status == 0
     assert "     1  executed\n     2  skipped: needs 2 GPUs: one\n" in output
     assert "nothing ran" not in output
+
+
+MARKED = (
+    "import pytest\n@pytest.mark.turns(3)\n@pytest.mark.parametrize('n', range(6))\ndef test_a(n): print('took', n)\n"
+)
+
+
+@pytest.mark.exhaustive(every=2)
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [(("--turn=1",), [1, 4]), (("--whole",), [0, 1, 2, 3, 4, 5]), (("-k", "test_a"), [0, 1, 2, 3, 4, 5])],
+    ids=["a-turn", "whole", "a-part"],
+)
+def test_long_lists_are_taken_by_turns(tmp_path: Path, options: tuple[str, ...], taken: list[int]) -> None:
+    _, output = run(tmp_path, TORCH_WITH_GPU, MARKED, "-s", *options)
+    assert [n for n in range(6) if f"took {n}" in output] == taken
+
+
+def test_in_so_many_turns_all_members_are_taken() -> None:
+    for length in (0, 1, 7, 20):
+        members = range(length)
+        turns = [Sampled(turn)(members, 6) for turn in range(700, 704)]
+        assert all(len(taken) <= 6 for taken in turns)
+        assert sorted({n for taken in turns for n in taken}) == [*members]
+        assert Sampled(5, whole=True)(members, 2) == [*members]
 
 
 @pytest.mark.exhaustive

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 MEASURED = ["scenarios", "reference", "faults", "invariants", "strategies", "museum", "fuzz"]
 
 
+@pytest.mark.exhaustive(every=2, first=1)
 @pytest.mark.parametrize("ci", ["", "true"], ids=["at-home", "in-ci"])
 def test_hypothesis_profile_does_not_depend_on_ci(ci: str) -> None:
     code = (

@@ -74,7 +74,7 @@ def shared_view_moves(patch: Patch) -> None:
 def view_is_not_further(patch: Patch) -> None:
     """A view of the drafter's own cache has all of its length cached."""
 
-    def change(fields: Fields, forward: Any, config: Any) -> Fields:
+    def change(fields: Fields, forward: Any, *_: Any) -> Fields:
         drafts = "_draft_kv_runtime_lens" in fields
         return {**fields, "_cached_token_lens": forward.kv_lens} if drafts else fields
 

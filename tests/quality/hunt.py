@@ -22,7 +22,14 @@ from fuzz.unit import Unit
 from fuzz.work import run_unit
 from museum.bug import EAGLE3
 from scenarios import UsageError, closest
-from tests.quality import backend_rules, overlap_rules, reuse_rules, row_rules, worker_rules  # noqa: F401  (registers)
+from tests.quality import (  # noqa: F401  (registers)
+    backend_rules,
+    combined_rules,
+    overlap_rules,
+    reuse_rules,
+    row_rules,
+    worker_rules,
+)
 from tests.quality.wrong_rules import RULES, planted
 
 Hunted = tuple[str | None, Tally]

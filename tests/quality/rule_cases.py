@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from scenarios import Config, Context, Fault, FaultKind, Generation, Request, Scenario, Step, check
-from tests.invariants.cases import hybrid, overlapped, sharing, started_up
+from scenarios import (
+    Config,
+    Context,
+    Fault,
+    FaultKind,
+    Generation,
+    Peer,
+    Phase,
+    Request,
+    Scenario,
+    Step,
+    check,
+    kept_in_step,
+)
+from tests.invariants.cases import beside, hybrid, on_backend, overlapped, overlapping, ranked, sharing, started_up
 from tests.museum.scenario_of import SCENARIOS as OF_DEFECTS
 
 K = 3
@@ -92,6 +105,28 @@ def known_in_two_caches(worker: str) -> Scenario:
     return check(Scenario(config=config, requests=(Request(id=0, prompt_len=13), *likes), steps=steps))
 
 
+def waiting(worker: str) -> Scenario:
+    """Between two generations an iteration has nothing to launch, and one draft is accepted by force, or two."""
+    row = Generation(request=0, agree=K)
+    steps = (
+        Step(draft_len=K, contexts=(Context(request=0, chunk=4, agree=K),)),
+        *(Step(draft_len=K, generations=(row,)), Step(draft_len=K)) * 2,
+    )
+    return _scenario(worker, *steps, prompts=(4,), overlap=True, force_num_accepted_tokens=1.5)
+
+
+def padded_beside_known_pages(worker: str) -> Scenario:
+    """In 5 pages a prompt has left 2 behind; a graph with two dummies of 6 tokens each needs one of them."""
+    config = Config(worker=worker, max_draft_len=K, num_blocks=5, enable_block_reuse=True, attention_dp_size=2)
+    idle = Step(phase=Phase.REPLAY, draft_len=K, peers=(Peer(generations=2),))
+    prompt = Step(draft_len=K, contexts=(Context(request=0, chunk=9),), finish=(0,), peers=(Peer(),))
+    steps = (
+        Step(phase=Phase.CAPTURE, draft_len=K, generations=(Generation(request=None, past=1),) * 2),
+        *(kept_in_step(config, step) for step in (prompt, idle)),
+    )
+    return check(Scenario(config=config, requests=(Request(id=0, prompt_len=9),), steps=steps))
+
+
 SCENARIOS = {
     **OF_DEFECTS,
     "shrinking": shrinking,
@@ -106,5 +141,10 @@ SCENARIOS = {
     "sharing": sharing,
     "giving way": giving_way,
     "known in two caches": known_in_two_caches,
+    "ranks overlapped": lambda worker: overlapping(ranked(worker)),
+    "pages overlapped": lambda worker: on_backend(overlapped(worker), "FLASHINFER"),
+    "sharing beside a rank": lambda worker: beside(sharing(worker)),
+    "waiting, forced": waiting,
+    "padded beside known pages": padded_beside_known_pages,
 }
 """Name, or museum entry -> scenario for a worker."""

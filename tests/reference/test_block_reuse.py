@@ -14,12 +14,15 @@ from scenarios import (
     Fault,
     FaultKind,
     Generation,
+    Peer,
+    Phase,
     Request,
     Scenario,
     ScenarioError,
     Step,
     Substep,
     check,
+    kept_in_step,
 )
 from scenarios.tracer import EMPTY, entry
 from tests.reference.cases import ALL, EAGLE3, EAGLE3_TREE, MTP_EAGLE, PARD, SA, at, configuration, scenarios
@@ -153,7 +156,7 @@ SAME = ("emitted", "kv_tokens", "target_kv", "draft_kv", "py_rewind_len", "autom
 
 @given(scenarios(SHARING))
 def test_reuse_is_seen_in_no_text_and_no_cache(scenario: Scenario) -> None:
-    requests = tuple(replace(r, prefix_of=0, prefix_len=min(r.prompt_len, 5)) for r in scenario.requests)
+    requests = tuple(replace(r, prefix_of=0, prefix_len=min(r.prompt_len, 5)) if r.id else r for r in scenario.requests)
     config = replace(scenario.config, enable_block_reuse=True, tokens_per_block=2)
     try:
         shared = trace(check(replace(scenario, config=config, requests=requests)))
@@ -174,3 +177,29 @@ def test_generations_own_what_they_are_granted_beside_shared_pages() -> None:
     seen = [step["updated"] for step in run(EAGLE3, (FIRST, second), *steps)]
     assert [step["kv_tokens"][1] for step in seen[1:]] == [15, 16, 17, 18]
     assert [step["free_blocks"] for step in seen] == [60, 58, 58, 57, 57]
+
+
+def test_ranks_are_told_what_a_prompt_computes() -> None:
+    second = like_first(1, 11, 9)
+    ranks = {"attention_dp_size": 2, "attention_dp_rank": 1}
+    busy = (Peer(contexts=(6,)),)
+    seen = run(EAGLE3, (FIRST, second), *(replace(whole(r), peers=busy) for r in (FIRST, second)), **ranks)
+    assert [step["prepared"]["all_rank_num_tokens"] for step in seen] == [[6, 9], [6, 11 - 8]]
+    assert seen[1]["updated"]["collectives"][1] == ["attn_metadata.all_rank_num_tokens", [6, 3]]
+
+
+@pytest.mark.parametrize(("num_blocks", "known"), [(6, 2), (5, 1), (4, 0)])
+def test_dummies_take_pages_that_nobody_has_and_leave_them_blank(num_blocks: int, known: int) -> None:
+    """A prompt has left 2 known pages behind when a graph is padded with 2 dummies of 6 tokens each."""
+    ranks = {"attention_dp_size": 2, "num_blocks": num_blocks}
+    config = replace(configuration(EAGLE3, 3), **ranks)
+    dummies = (Generation(request=None, past=1),) * 2
+    prompt = replace(whole(FIRST, finish=(0,)), peers=(Peer(),))
+    idle = kept_in_step(config, Step(phase=Phase.REPLAY, draft_len=3, peers=(Peer(generations=2),)))
+    capture = Step(phase=Phase.CAPTURE, draft_len=3, generations=dummies)
+    again = replace(whole(like_first(1, 10, 9)), peers=(Peer(),))
+    seen = run(EAGLE3, (FIRST, like_first(1, 10, 9)), capture, prompt, idle, again, **ranks)
+    assert len(seen[1]["updated"]["known_pages"]) == 2
+    assert len(seen[2]["updated"]["known_pages"]) == known
+    assert seen[2]["updated"]["free_blocks"] == num_blocks
+    assert seen[3]["updated"]["reused_tokens"] == {1: 4 * known}

@@ -160,7 +160,7 @@ class TestWriting:
 Change = Callable[[dict[str, Any]], object]
 
 REFUSALS: dict[str, tuple[Change, str]] = {
-    "no version": (lambda v: v.pop("version"), "version: is None; this release reads version 1"),
+    "no version": (lambda v: v.pop("version"), "version: is missing; add it; this release reads version 1"),
     "newer version": (lambda v: v.update(version=2), "version: is 2; this release reads version 1"),
     "version true": (lambda v: v.update(version=True), "version: is True; this release reads version 1"),
     "version 1.0": (lambda v: v.update(version=1.0), "version: is 1.0; this release reads version 1"),

@@ -13,6 +13,7 @@ from scenarios import (
     Fault,
     FaultKind,
     Generation,
+    Peer,
     Phase,
     Request,
     Scenario,
@@ -21,6 +22,7 @@ from scenarios import (
     Step,
     check,
     dumps,
+    kept_in_step,
     loads,
     walk,
 )
@@ -95,8 +97,10 @@ def test_what_cannot_be_is_refused_in_one_line(steps: tuple[Step, ...], message:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sa_threshold": 2}, "config.sa_threshold: is not combined with overlap; leave one of them out"),
-        ({"attention_dp_size": 2}, "config.attention_dp_size: 2 ranks are not combined with overlap; leave one"),
+        (
+            {"worker": "SAWorker", "attention_backend": "VANILLA", "tokens_per_block": 256},
+            "config.overlap: is not combined with VANILLA, where no KV length is corrected on the device; leave one",
+        ),
         # One token more than the true length is too much.
         ({"max_seq_len": 6 + 4 + 1}, "steps[1].generations[0]: its KV length 12 (extra tokens included) exceeds"),
     ],
@@ -113,3 +117,28 @@ def test_without_overlap_there_is_nothing_in_flight() -> None:
     with pytest.raises(ScenarioError, match=r"^steps\[1\]: the batch is empty; add a context"):
         check(scenario(PROMPT, IDLE, config=off))
     assert [rows[0].ahead for _, rows in walk(scenario(PROMPT, NEXT, config=off))] == [0, 0]
+
+
+RANKS = replace(CONFIG, attention_dp_size=2)
+BUSY = (Peer(generations=1),)
+
+
+def test_all_ranks_may_be_idle_while_a_step_is_in_flight() -> None:
+    check(scenario(replace(PROMPT, peers=BUSY), IDLE, replace(NEXT, peers=BUSY), config=RANKS))
+    with pytest.raises(ScenarioError, match=r"^steps\[1\].peers: has 1 entries, not 0: no rank runs anything"):
+        check(scenario(replace(PROMPT, peers=BUSY), replace(IDLE, peers=BUSY), config=RANKS))
+    with pytest.raises(ScenarioError, match=r"^steps\[0\]: the batch is empty and no step is in flight"):
+        check(scenario(IDLE, config=RANKS))
+
+
+def test_a_dummy_is_of_its_step_alone() -> None:
+    """Another rank runs on, so this one does: it has nothing in flight that the host would have to suppose."""
+    idle = kept_in_step(RANKS, replace(IDLE, peers=BUSY))
+    plans = [rows[-1] for _, rows in walk(scenario(replace(PROMPT, peers=BUSY), idle, idle, config=RANKS))]
+    assert [(plan.past, plan.ahead) for plan in plans[1:]] == [(0, 0)] * 2
+
+
+def test_where_nothing_runs_nothing_is_drawn_by_force() -> None:
+    schedule = Schedule(replace(CONFIG, force_num_accepted_tokens=0.5), (Request(id=0, prompt_len=5),))
+    counters = [(schedule.advance(step), schedule.counter)[1] for step in (PROMPT, IDLE, NEXT)]
+    assert counters == [1, 1, 2]

@@ -52,7 +52,6 @@ def reused(scenario: Scenario) -> list[int]:
         ("MTPWorker", {}, "config.enable_block_reuse"),
         ("SAWorker", {"attention_backend": "VANILLA", "tokens_per_block": 256}, "config.enable_block_reuse"),
         (EAGLE3, {"recurrent": True}, "config.enable_block_reuse"),
-        (EAGLE3, {"attention_dp_size": 2}, "config.attention_dp_size"),
     ],
 )
 def test_what_it_is_not_combined_with_is_refused_in_one_line(worker: str, fields: Any, refused: str) -> None:
@@ -67,6 +66,7 @@ def test_what_it_is_not_combined_with_is_refused_in_one_line(worker: str, fields
         ({"prefix_of": 7}, "prefix_len: 0 is outside 1..4"),
         ({"prefix_of": 7, "prefix_len": 5}, "prefix_len: 5 is outside 1..4"),
         ({"prefix_of": -1, "prefix_len": 1}, "prefix_of: -1 is outside"),
+        ({"prefix_of": 0, "prefix_len": 1}, "prefix_of: 0 is the request itself; name another, or leave it out"),
     ],
 )
 def test_a_prefix_has_a_source_and_a_length(fields: Any, refused: str) -> None:

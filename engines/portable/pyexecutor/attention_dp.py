@@ -34,12 +34,14 @@ def _dummy_id(row: int) -> int:
 class AttentionDPPadding:
     """What an executor adds to its batches so that all ranks run one, and a graph of the same size.
 
-    Each dummy has pages of its own; upstream's, one object that is repeated, share theirs.
+    The dummies are the same in all steps, one per place. Each has pages of its own; upstream's, one object that is
+    repeated, share theirs.
     """
 
     def __init__(self, config: Config, dist: Distributed) -> None:
         self.config = config
         self.dist = dist
+        self._dummies: list[LlmRequest] = []
 
     def pad(self, batch: ScheduledRequests, draft_len: int, *, use_cuda_graph: bool) -> ScheduledRequests:
         """``batch`` with a dummy if it is empty; for a graph with as many as the largest rank has more rows."""
@@ -48,8 +50,16 @@ class AttentionDPPadding:
         rows = len(batch.all_requests())
         sizes = self.dist.tp_allgather("executor.batch", rows, [peer.num_seqs for peer in self.dist.scheduled])
         size = max(1, *sizes) if use_cuda_graph else max(1, rows)
+        dummies = (self._dummy(place, draft_len) for place in range(size - rows))
+        return replace(batch, generation_requests=(*batch.generation_requests, *dummies))
+
+    def _dummy(self, place: int, draft_len: int) -> LlmRequest:
+        """The dummy of this place, with the drafts of a step."""
         force = self.config.force_num_accepted_tokens
         accept = forced.most(force, draft_len) if force else 1
-        past = self.config.least_history
-        dummies = (dummy_generation(self.config, row, draft_len, past, accept) for row in range(rows, size))
-        return replace(batch, generation_requests=(*batch.generation_requests, *dummies))
+        drafted = dummy_generation(self.config, place, draft_len, self.config.least_history, accept)
+        if place == len(self._dummies):
+            self._dummies.append(replace(drafted, is_attention_dp_dummy=True))
+        dummy = self._dummies[place]
+        dummy.py_draft_tokens = drafted.py_draft_tokens
+        return dummy

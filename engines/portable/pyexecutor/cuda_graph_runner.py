@@ -33,7 +33,7 @@ class CUDAGraphRunner:
     """Graphs by batch size and draft length, over input buffers that all of them share.
 
     ``warmup_steps`` forwards run before a capture (upstream: ``WARMUP_STEPS``). Without CUDA the graphs are
-    emulated, see ``graphs``; ``replays`` False says that none will be replayed.
+    emulated, see ``graphs``; ``replays`` says which of them will be replayed, for the others need not be recorded.
     """
 
     def __init__(self, warmup_steps: int, max_num_tokens: int, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class CUDAGraphRunner:
         self.device = device
         self.graphs: dict[GraphKey, CapturedGraph] = {}
         self.memory_pool: Any = None
-        self.replays = True
+        self.replays: Callable[[GraphKey], bool] = lambda key: True
         self.cuda_graph_buffers = Buffers(device)
         self.static_inputs = {
             "input_ids": torch.zeros(max_num_tokens, dtype=torch.int32, device=device),
@@ -106,7 +106,7 @@ class CUDAGraphRunner:
             # Writes what the draft calls read: while a graph is captured nothing is copied from the host.
             pass
         captured.graph, captured.outputs = capture(
-            lambda: forward_fn(static_inputs), self.device, self.memory_pool, replayable=self.replays
+            lambda: forward_fn(static_inputs), self.device, self.memory_pool, replayable=self.replays(key)
         )
 
     def replay(self, key: GraphKey, inputs: Inputs) -> dict[str, Tensor]:

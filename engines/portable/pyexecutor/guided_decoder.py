@@ -50,17 +50,18 @@ class CapturableGuidedDecoder(SeqSlotManager):
         return [self.dummy_slot if r.prompt_lookahead_token is not None else s for r, s in zip(requests, slots)]
 
     def add_batch(self, scheduled_requests: ScheduledRequests, draft_len: int) -> None:
-        """Learn the rows of a step: their matchers, what each generation feeds, and how many drafts will be made."""
-        requests, generations = scheduled_requests.all_requests(), scheduled_requests.generation_requests
-        self._num_contexts, self._num_generations = len(scheduled_requests.context_requests), len(generations)
+        """Learn the rows of a step: their matchers, and how many drafts will be made; then ``feed`` what they feed."""
+        requests = scheduled_requests.all_requests()
+        self._num_contexts = len(scheduled_requests.context_requests)
+        self._num_generations = len(scheduled_requests.generation_requests)
         self._draft_len = draft_len
         slots = host_tensor(self.row_slots(requests), self.device)
         copy_to_device("guided_decoder.slots", self._slots[: len(slots)], slots)
-        if generations:
-            self._width = 1 + len(generations[0].py_draft_tokens)
-            fed = host_tensor([t for r in generations for t in (r.generated[-1], *r.py_draft_tokens)], self.device)
-            tokens = self._tokens[: len(generations), : self._width]
-            copy_to_device("guided_decoder.tokens", tokens, fed.view(len(generations), self._width))
+
+    def feed(self, tokens: Tensor) -> None:
+        """Take what the generations feed to the target, int32 [G, width], device: the host may not know it yet."""
+        rows, self._width = tokens.shape
+        self._tokens[:rows, : self._width].copy_(tokens)
 
     def execute(self, logits: Tensor) -> None:
         """Mask the target's logits, float32 [C + G * width, VOCAB_SIZE], in place.

@@ -27,10 +27,11 @@ class KVCacheManagerV2(KVCacheManager):
         # Whoever is served owns a page at least, so there is always a row.
         rows = self.num_blocks + 1
         self._index_mapper = SlotManager(rows)
-        self.host_kv_cache_block_offsets = torch.empty(rows, self.max_blocks_per_seq, dtype=torch.int32)
+        host_table = torch.empty(rows, self.max_blocks_per_seq, dtype=torch.int32)
+        self.host_kv_cache_block_offsets = maybe_pin_memory(host_table, self.device)
 
-    def resize(self, request: LlmRequest, capacity: int) -> None:
-        """Let a request have ``capacity`` tokens, and its row name the pages that it then owns.
+    def resize(self, request: LlmRequest, capacity: int) -> list[int]:
+        """Let a request have ``capacity`` tokens, and its row name the pages that it then owns; returns the new ones.
 
         Raises ``RuntimeError`` when the pool is exhausted.
         """
@@ -38,11 +39,13 @@ class KVCacheManagerV2(KVCacheManager):
         if self._index_mapper.get_slot(request_id) is None:
             self._index_mapper.add_slot(request_id)
         grown = capacity - self.get_num_tokens(request_id)
+        granted: list[int] = []
         if grown >= 0:
-            super()._add_tokens(request, grown)
+            granted = super()._add_tokens(request, grown)
         else:
             super().rewind_kv_cache(request, -grown)
         self._write_row(request_id)
+        return granted
 
     def rewind_kv_cache(self, request: LlmRequest, rewind_len: int) -> None:
         """Shrink the capacity of a request by ``rewind_len`` tokens, and give back the pages not needed then."""
@@ -63,8 +66,8 @@ class KVCacheManagerV2(KVCacheManager):
             rows.apply_(self._memory_pool_index)
         return maybe_pin_memory(rows, self.device)
 
-    def _add_tokens(self, request: LlmRequest, num_tokens: int) -> None:
-        self.resize(request, self.get_num_tokens(request.py_request_id) + num_tokens)
+    def _add_tokens(self, request: LlmRequest, num_tokens: int) -> list[int]:
+        return self.resize(request, self.get_num_tokens(request.py_request_id) + num_tokens)
 
     def _write_row(self, request_id: int) -> None:
         columns = self.max_blocks_per_seq

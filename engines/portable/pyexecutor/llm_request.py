@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class LlmRequest:
-    """Tokens and positions of one request; a dummy is one that start-up makes up.
+    """Tokens and positions of one request; a dummy is one that start-up or the padding of ranks makes up.
 
     py_request_id                  its id; ids of dummies are no user's
+    is_attention_dp_dummy          it keeps ranks in step: one object in all steps, of which nothing is kept
     prompt                         prompt tokens
     context_current_position       prompt tokens computed so far, or reused
     prepopulated_prompt_len        those that are reused
@@ -26,6 +27,7 @@ class LlmRequest:
     py_request_id: int
     prompt: list[int]
     is_dummy: bool = False
+    is_attention_dp_dummy: bool = False
     context_current_position: int = 0
     prepopulated_prompt_len: int = 0
     context_chunk_size: int = 0
@@ -46,6 +48,11 @@ class LlmRequest:
     def py_prompt_len(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt)
+
+    @property
+    def previous_row(self) -> int | None:
+        """Its row in the batch in flight, None without; a dummy goes on from nothing (PR #4853, PR #5058)."""
+        return None if self.is_dummy else self.py_batch_idx
 
     @property
     def is_context(self) -> bool:

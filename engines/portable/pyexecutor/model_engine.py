@@ -15,6 +15,7 @@ from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.copies import copy_to_device
 from engines.portable.distributed import Distributed
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner, GraphKey
+from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
 from engines.portable.pyexecutor.overlap import OverlapInputs, SampleStateTensors
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
@@ -53,6 +54,7 @@ class PyTorchModelEngine:
         dist: Distributed | None = None,
         *,
         enable_overlap: bool = False,
+        guided_decoder: CapturableGuidedDecoder | None = None,
     ) -> None:
         self.model = model
         self.dist = dist or Distributed()
@@ -72,6 +74,7 @@ class PyTorchModelEngine:
         self.gather_ids_cuda = self._buffer(max_num_tokens)
         self.draft_tokens_cuda = self._buffer(max_num_tokens)
         self.overlap = OverlapInputs(max_num_requests, max_num_tokens, device) if enable_overlap else None
+        self.guided_decoder = guided_decoder
 
     def _buffer(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, device=self.device)
@@ -88,7 +91,7 @@ class PyTorchModelEngine:
     ) -> dict[str, Tensor]:
         """Prepare the batch and run it.
 
-        new_tensors_device  outputs of the step in flight, to which ``py_batch_idx`` of requests refers
+        new_tensors_device  outputs of the step in flight, to which ``previous_row`` of requests refers
         use_cuda_graph  replay the graph of its shape
         capture         capture that graph, again if there is one
         """
@@ -161,21 +164,30 @@ class PyTorchModelEngine:
             in_trees = position_ids[attn_metadata.num_ctx_tokens :]
             in_trees.add_(attn_metadata.spec_decoding_position_offsets[: len(in_trees)])
         input_ids = self._upload("input_ids_cuda", rows.input_ids)
+        in_generations = input_ids[attn_metadata.num_ctx_tokens :]
         if self.overlap is not None:
             self.overlap.prepare(
                 scheduled_requests.generation_requests,
                 spec_metadata.runtime_tokens_per_gen_step,
                 self.spec_config.get_runtime_drafts(spec_metadata.runtime_draft_len),
                 new_tensors_device,
-                input_ids[attn_metadata.num_ctx_tokens :],
+                in_generations,
                 draft_tokens,
             )
+        self._tell_tokens(in_generations.view(-1, spec_metadata.runtime_tokens_per_gen_step), spec_metadata)
         return {
             "input_ids": input_ids,
             "position_ids": position_ids.unsqueeze(0),
             "attn_metadata": attn_metadata,
             "spec_metadata": spec_metadata,
         }
+
+    def _tell_tokens(self, fed: Tensor, spec_metadata: SpecMetadata) -> None:
+        """Tell what generations feed, int32 [G, width], to those whom the host could not always tell."""
+        if self.guided_decoder is not None:
+            self.guided_decoder.feed(fed)
+        if spec_metadata.sa_manager is not None:
+            spec_metadata.sa_manager.append_first_tokens(fed[:, 0])
 
     def _prepare_spec_metadata(
         self, spec_metadata: SpecMetadata, scheduled_requests: ScheduledRequests, rows: _Rows
@@ -231,11 +243,11 @@ class PyTorchModelEngine:
         for request in scheduled_requests.generation_requests:
             drafts = request.py_draft_tokens
             begin = len(rows.input_ids)
-            in_flight = previous is not None and request.py_batch_idx is not None
+            in_flight = previous is not None and request.previous_row is not None
             tokens = [0 if in_flight else request.generated[-1], *drafts]
             past = request.num_cached_tokens
             positions = [past] * len(tokens) if self.spec_config.use_dynamic_tree else range(past, past + len(tokens))
-            if previous is not None and request.py_batch_idx is not None:
+            if previous is not None and request.previous_row is not None:
                 past += previous.tokens_per_gen_step
             self._add_sequence(rows, tokens, past, positions, request.py_prompt_len, request.py_request_id)
             rows.gather_ids.extend(range(begin, len(rows.input_ids)))

@@ -97,17 +97,28 @@ class OverlapInputs:
     @staticmethod
     def _rows(generations: Sequence[LlmRequest]) -> list[int]:
         """Row in flight of each request: they may be left out of a batch, or stand in it in another order."""
-        return [NO_PREVIOUS_ROW if r.py_batch_idx is None else r.py_batch_idx for r in generations]
+        return [NO_PREVIOUS_ROW if r.previous_row is None else r.previous_row for r in generations]
 
     def correct(self, inputs: dict[str, Any]) -> None:
         """Move positions and KV lengths of the generations, in place, to where they are."""
         attn_metadata = inputs["attn_metadata"]
         contexts, n = attn_metadata.num_contexts, attn_metadata.num_seqs
-        attn_metadata.kv_lens_cuda[contexts:n].add_(self.previous_kv_lens_offsets_cuda[: n - contexts])
+        offsets = self.previous_kv_lens_offsets_cuda[: n - contexts]
+        if hasattr(attn_metadata, "kv_lens_cuda"):
+            attn_metadata.kv_lens_cuda[contexts:n].add_(offsets)
+        else:
+            attn_metadata.apply_spec_decode_kv_lens_offsets(offsets, n - contexts)
         in_generations = inputs["position_ids"][0, attn_metadata.num_ctx_tokens :]
         in_generations.add_(self.previous_pos_id_offsets_cuda[: len(in_generations)])
 
     def take_back(self, inputs: dict[str, Any]) -> None:
-        """Undo what ``correct`` did to the positions, which the next forward on the same inputs does again."""
+        """Undo what ``correct`` did, and the next forward on the same inputs does again; ``kv_lens_cuda`` apart.
+
+        Whoever runs several forwards puts those lengths back, as draft loops move them, too.
+        """
+        attn_metadata = inputs["attn_metadata"]
+        if not hasattr(attn_metadata, "kv_lens_cuda"):
+            gens = attn_metadata.num_generations
+            attn_metadata.apply_spec_decode_kv_lens_offsets(-self.previous_kv_lens_offsets_cuda[:gens], gens)
         in_generations = inputs["position_ids"][0, inputs["attn_metadata"].num_ctx_tokens :]
         in_generations.sub_(self.previous_pos_id_offsets_cuda[: len(in_generations)])

@@ -90,11 +90,16 @@ class PyExecutor:
 
     def schedule(self, iteration: Iteration) -> Iteration:
         """The iteration as it is to run: with the dummies that keep several ranks in step."""
-        if self.attention_dp is None or iteration.phase.is_startup:
+        if self.attention_dp is None or iteration.phase.is_startup or self._all_idle(iteration):
             return iteration
         replay = iteration.phase is Phase.REPLAY
         batch = self.attention_dp.pad(iteration.batch, iteration.draft_len, use_cuda_graph=replay)
         return replace(iteration, batch=batch)
+
+    def _all_idle(self, iteration: Iteration) -> bool:
+        """Whether no rank runs anything, as they only do to process what is in flight."""
+        peers = self.model_engine.dist.scheduled
+        return not iteration.batch.all_requests() and not any(peer.num_seqs for peer in peers)
 
     def step(self, iteration: Iteration) -> tuple[str, Exception | None]:
         """Run one iteration; one without a batch only processes the step in flight.
@@ -115,12 +120,15 @@ class PyExecutor:
     @property
     def held_requests(self) -> list[int]:
         """Ids of requests that own something: active ones, and those of the step in flight."""
-        launched = [] if self.previous_batch is None else self._running(self.previous_batch.iteration.batch)
+        launched = [] if self.previous_batch is None else self._served(self.previous_batch.iteration.batch)
         return list(dict.fromkeys((*self.active_requests, *(request.py_request_id for request in launched))))
 
     def _process_batches(self) -> None:
         """Process what ``_run_batch`` has updated the requests from, and let what it launched take its place."""
         done, self.previous_batch, self._launched = self._updated, self._launched, None
+        if self.previous_batch is not None:
+            # Whoever gets their pages writes behind what was launched, and nobody reads what dummies wrote.
+            self._free(r for r in self.previous_batch.iteration.batch.generation_requests if r.is_dummy)
         if done is not None:
             self._store_prompts(done.sample_state)
             self._process_batch(done.iteration)
@@ -134,20 +142,20 @@ class PyExecutor:
 
     def _process_batch(self, iteration: Iteration) -> None:
         """What a step leaves to do once its tokens have reached the requests; their wasted rows leave nothing."""
-        running = self._running(iteration.batch)
+        served = self._served(iteration.batch)
         for manager in self.kv_cache_managers:
             manager.update_resources(iteration.batch)
-        launched = [] if self.previous_batch is None else self._running(self.previous_batch.iteration.batch)
+        launched = [] if self.previous_batch is None else self._served(self.previous_batch.iteration.batch)
         # What was granted for the step that runs by now is theirs, too.
-        self.kv_connector.update([*running, *launched])
-        self._free(request for request in running if request.is_dummy)
-        self.active_requests.update((r.py_request_id, r) for r in running if not r.is_dummy)
+        self.kv_connector.update([*served, *launched])
+        self._free(request for request in iteration.batch.all_requests() if request.is_dummy)
+        self.active_requests.update((request.py_request_id, request) for request in served)
         self._terminate_requests(iteration.finished)
 
     @staticmethod
-    def _running(batch: ScheduledRequests) -> list[LlmRequest]:
-        """Requests of a batch that have not ended since it was launched."""
-        return [request for request in batch.all_requests() if not request.is_finished]
+    def _served(batch: ScheduledRequests) -> list[LlmRequest]:
+        """Users' requests of a batch that have not ended since it was launched."""
+        return [request for request in batch.all_requests() if not (request.is_finished or request.is_dummy)]
 
     def _forward_step(self, iteration: Iteration) -> Exception | None:
         """Everything of an iteration that can fail; returns the exception."""
@@ -164,19 +172,22 @@ class PyExecutor:
         outputs = self._launch(iteration) if iteration.batch.all_requests() else None
         overlaps = not (self.disable_overlap_scheduler or iteration.phase.is_startup)
         if overlaps:
-            self._updated = self.previous_batch
-            if self._updated is not None:
-                for request in self._updated.iteration.batch.all_requests():
-                    request.py_batch_idx = None
-                self.sampler.update_requests(self._updated.sample_state)
+            self._update_requests(self.previous_batch)
         if outputs is None:
             return
         launched = self._sample(iteration, outputs)
         if overlaps:
             self._launched = launched
         else:
+            self._update_requests(launched)
+
+    def _update_requests(self, launched: BatchState | None) -> None:
+        """Wait for a step, if there is one, and update its requests."""
+        self._updated = launched
+        if launched is not None:
+            for request in launched.iteration.batch.all_requests():
+                request.py_batch_idx = None
             self.sampler.update_requests(launched.sample_state)
-            self._updated = launched
 
     def _launch(self, iteration: Iteration) -> dict[str, Tensor]:
         batch, phase = iteration.batch, iteration.phase
@@ -212,8 +223,9 @@ class PyExecutor:
         dummies = [r for r in batch.all_requests() if r.is_dummy]
         self._reuse_prompts(batch)
         for manager in self.kv_cache_managers:
-            manager.add_dummy_requests(dummies)
             manager.prepare_resources(batch)
+            # Behind what prompts find in known pages, which might go to a dummy otherwise.
+            manager.add_dummy_requests(dummies)
         for slots in self._slot_managers:
             slots.add_dummy_requests(dummies)
             slots.prepare_resources(batch)
@@ -235,7 +247,7 @@ class PyExecutor:
         for request in iteration.batch.all_requests():
             drafts = [] if request.is_context else request.py_draft_tokens[:made]
             request.py_draft_tokens = drafts + [PAD_TOKEN] * (width - len(drafts))
-            in_flight = self.previous_batch is not None and request.py_batch_idx is not None
+            in_flight = self.previous_batch is not None and request.previous_row is not None
             request.py_num_drafts = min(self._drafts_in_flight(), made) if in_flight else len(drafts)
 
     def _drafts_in_flight(self) -> int:

@@ -101,6 +101,7 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
         ),
         dist=dist,
         enable_overlap=config.overlap,
+        guided_decoder=guided_decoder,
     )
     return PyExecutor(
         model_engine,
@@ -165,7 +166,9 @@ def _attn_metadata_class(config: Config, spec_config: DecodingConfig) -> Callabl
     if backend.one_page:
         return VanillaAttentionMetadata
     if backend.draft_view:
-        return partial(FlashInferAttentionMetadata, draft_shares_kv=config.shares_target_kv)
+        return partial(
+            FlashInferAttentionMetadata, draft_shares_kv=config.shares_target_kv, enable_overlap=config.overlap
+        )
     drafts: dict[str, Any] = {
         "max_total_draft_tokens": spec_config.max_total_draft_tokens,
         "spec_tree_width": spec_config.spec_tree_width,

@@ -89,9 +89,12 @@ class KVCacheManager:
 
     def add_dummy_requests(self, requests: Sequence[LlmRequest]) -> None:
         """Grant dummies what they would have been granted before this step: their past, and the extra tokens."""
-        for request in requests:
-            if not request.is_context:
-                self._add_tokens(request, request.num_cached_tokens + self.num_extra_kv_tokens)
+        granted = [
+            self._add_tokens(request, request.num_cached_tokens + self.num_extra_kv_tokens)
+            for request in requests
+            if not request.is_context
+        ]
+        self._empty(granted)
 
     def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Grant the tokens of a step: a prompt as a whole with its first chunk, a generation its rows.
@@ -102,18 +105,21 @@ class KVCacheManager:
         for request in scheduled_batch.context_requests:
             if request.is_first_context_chunk and request.prepopulated_prompt_len:
                 self._claim_blocks(request)
+        granted = []
         for request in scheduled_batch.context_requests:
             if request.is_first_context_chunk:
                 reserved = 0 if request.is_dummy else self.context_reserve_draft_tokens
                 drafts = max(len(request.py_draft_tokens), reserved)
-                self._add_tokens(request, request.py_prompt_len + self.num_extra_kv_tokens + drafts)
+                granted.append(self._add_tokens(request, request.py_prompt_len + self.num_extra_kv_tokens + drafts))
         for request in scheduled_batch.generation_requests:
-            self._add_tokens(request, 1 + max(len(request.py_draft_tokens), self.kv_reserve_draft_tokens))
+            tokens = 1 + max(len(request.py_draft_tokens), self.kv_reserve_draft_tokens)
+            granted.append(self._add_tokens(request, tokens))
+        self._empty(granted)
 
     def update_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Take back what each generation of the step did not use."""
         for request in scheduled_batch.generation_requests:
-            if request.is_finished:
+            if request.is_finished or request.is_attention_dp_dummy:
                 # It ended while this step was in flight, and owns nothing any more (PR #9693).
                 continue
             if request.py_rewind_len > 0:
@@ -166,9 +172,12 @@ class KVCacheManager:
         Columns after a request's pages are 0, a valid page.
         """
         columns = self.max_blocks_per_seq
-        padding = [0] * columns
-        rows = [(self.get_memory_pool_indices(request_id) + padding)[:columns] for request_id in request_ids]
-        return host_tensor([page for row in rows for page in row], self.device).view(len(rows), columns)
+        flat: list[int] = []
+        for request_id in request_ids:
+            pages = self.get_memory_pool_indices(request_id)[:columns]
+            flat += pages
+            flat += [0] * (columns - len(pages))
+        return host_tensor(flat, self.device).view(len(request_ids), columns)
 
     def get_block_ids_per_seq(self, request_ids: Sequence[int]) -> torch.Tensor:
         """What a kernel of flash MLA is told of the pages of each request: int32 [n, max_blocks_per_seq], host.
@@ -185,20 +194,26 @@ class KVCacheManager:
         counts = [len(owned) for owned in pages] if num_blocks_per_seq is None else num_blocks_per_seq
         return [owned[:count] for owned, count in zip(pages, counts)]
 
-    def _add_tokens(self, request: LlmRequest, num_tokens: int) -> None:
+    def _add_tokens(self, request: LlmRequest, num_tokens: int) -> list[int]:
+        """Grant a request so many more tokens; returns the ids of the pages that it is granted for them."""
         request_id = request.py_request_id
-        self._num_tokens[request_id] = self.get_num_tokens(request_id) + num_tokens
+        num_tokens += self._num_tokens.get(request_id, 0)
+        self._num_tokens[request_id] = num_tokens
         blocks = self._block_ids.setdefault(request_id, [])
-        owned = len(blocks)
-        while len(blocks) < self._blocks(self._num_tokens[request_id]):
+        owned, needed = len(blocks), self._blocks(num_tokens)
+        while len(blocks) < needed:
             if not self.get_num_free_blocks():
                 raise RuntimeError(f"KV cache exhausted: request {request_id} needs a page and none is free")
             # One statement: a page is free or owned, never neither.
             blocks.append(self._take_block())
-        if len(blocks) > owned:
-            pages = host_tensor(self._memory_pool_indices(blocks[owned:]), self.device)
-            granted = to_device("granted_blocks", pages, self.device)
-            self.kv_cache_pools.index_fill_(1, granted.long(), EMPTY)
+        return blocks[owned:]
+
+    def _empty(self, granted: Iterable[list[int]]) -> None:
+        """Let pages that were granted hold nothing."""
+        block_ids = [block_id for ids in granted for block_id in ids]
+        if block_ids:
+            pages = host_tensor(self._memory_pool_indices(block_ids), self.device)
+            self.kv_cache_pools.index_fill_(1, to_device("granted_blocks", pages, self.device).long(), EMPTY)
 
     def _take_block(self) -> int:
         """A free page, of which nothing is known if there is such a one."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.portable import copies
-from engines.portable._utils import maybe_pin_memory, prefer_pinned
+from engines.portable._utils import prefer_pinned
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 
 
@@ -76,14 +76,14 @@ class SpecSampler:
     def update_requests(self, state: SampleState) -> None:
         """Append the new tokens of each row to its request and keep its drafts for the next step.
 
-        Nothing for requests that have ended since: their rows are wasted.
+        Nothing for requests that have ended since, whose rows are wasted, and for dummies that keep ranks in step.
         """
         state.synchronize()
         batch, contexts = state.scheduled_requests.all_requests(), len(state.is_last_chunk)
         lens = state.new_tokens_lens.tolist()
         rows = zip(state.new_tokens.tolist(), lens, state.next_draft_tokens[:, : state.runtime_draft_len].tolist())
         for row, (request, (tokens, count, drafts)) in enumerate(zip(batch, rows)):
-            if request.is_finished:
+            if request.is_finished or request.is_attention_dp_dummy:
                 continue
             if row >= contexts:
                 self._update_generation(request, tokens[:count], state.draft_slots)
@@ -100,5 +100,5 @@ class SpecSampler:
 
 def _to_host(tensor: Tensor) -> Tensor:
     """A copy on the host that the next step's outputs do not reach."""
-    host = maybe_pin_memory(torch.empty(tensor.shape, dtype=tensor.dtype), tensor.device)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=prefer_pinned(tensor.device))
     return host.copy_(tensor, non_blocking=True)

@@ -131,7 +131,7 @@ class DFlashWorker(ParallelSpecWorker):
     ) -> dict[str, Tensor]:
         draft_len, num_contexts = spec_metadata.runtime_draft_len, attn_metadata.num_contexts
         accepted, num_accepted = self._accept_drafts(logits, attn_metadata, spec_metadata)
-        self._prepare_attn_metadata_for_spec_dec(attn_metadata)
+        self._prepare_attn_metadata_for_dflash(attn_metadata, spec_metadata)
         self._prepare_kv_for_draft_forward(attn_metadata, num_accepted)
         self._append_to_context(position_ids, num_accepted, attn_metadata, spec_metadata, draft_model)
         drafts = torch.zeros(attn_metadata.num_seqs, draft_len, dtype=torch.int32, device=logits.device)
@@ -206,6 +206,10 @@ class DFlashWorker(ParallelSpecWorker):
         starts = spec_metadata.batch_indices_cuda[: attn_metadata.num_generations] * self._draft_block_width
         ids = self._draft_slot_ids(spec_metadata.runtime_draft_len, starts.device)
         return (starts.unsqueeze(1) + ids).flatten()
+
+    def _prepare_attn_metadata_for_dflash(self, attn_metadata: Any, spec_metadata: Any) -> None:
+        """Save what drafting changes; while a graph warms up the KV lengths too, which its forwards share."""
+        self._prepare_attn_metadata_for_spec_dec(attn_metadata)
 
     def _save_ctx_len(self) -> None:
         """Remember the lengths until this forward has succeeded; those of a capture are only recorded."""

@@ -14,7 +14,6 @@ from engines.portable.distributed import FusedMoE
 from engines.portable.heads import Steering
 from engines.portable.models import DraftModel
 from engines.portable.speculative.config import DecodingConfig
-from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.drafter import Setting
 from engines.portable.speculative.interface import INVALID_PROMPT_LOOKAHEAD_TOKEN
 from engines.portable.speculative.linear import LinearSpecWorker
@@ -84,17 +83,17 @@ class SharedKVSpecWorker(LinearSpecWorker):
         if not isinstance(attn_metadata, FlashInferAttentionMetadata):
             raise TypeError(f"a drafter reads the KV cache through FlashInfer's views; {type(attn_metadata)} has none")
         accepted, num_accepted = self._accept_drafts(logits, attn_metadata, spec_metadata)
-        gather_ids = self._first_gather_ids(num_accepted, attn_metadata, spec_metadata)
-        inputs = {
-            "input_ids": self._last_tokens(accepted, num_accepted, attn_metadata, spec_metadata),
-            "position_ids": position_ids.squeeze(0).index_select(0, gather_ids) + 1,
-            "recurrent_hidden_states": hidden_states.index_select(0, gather_ids),
-        }
-        with draft_kv_cache_context(attn_metadata) as view:
-            view.update_shared_kv_draft_lengths(attn_metadata, num_accepted, attn_metadata.num_contexts)
-            view.use_spec_decoding = False
-            view.all_rank_num_tokens = spec_metadata.subseq_all_rank_num_tokens
-            drafts = self._forward_recurrent_loop(draft_model, inputs, view, spec_metadata)
+        drafts = self._forward_external_shared_target_kv_draft_loop(
+            position_ids=position_ids,
+            hidden_states=hidden_states,
+            attn_metadata=attn_metadata,
+            spec_metadata=spec_metadata,
+            draft_model=draft_model,
+            accepted_tokens=accepted,
+            num_accepted_tokens=num_accepted,
+            num_contexts=attn_metadata.num_contexts,
+            batch_size=attn_metadata.num_seqs,
+        )
         attn_metadata.use_spec_decoding = True
         return self._outputs(logits, accepted, num_accepted, drafts)
 
@@ -116,24 +115,70 @@ class SharedKVSpecWorker(LinearSpecWorker):
         accepted, num_accepted = self._accept_own_tokens(logits, attn_metadata, spec_metadata)
         return self._outputs(logits, accepted, num_accepted, accepted[:, :0])
 
-    def _last_tokens(self, accepted: Tensor, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any) -> Tensor:
-        """The token after what each row has cached: the last accepted one, or of a prompt the next: int32 [n]."""
-        contexts = attn_metadata.num_contexts
-        last = accepted.gather(1, (num_accepted - 1).long().unsqueeze(1)).squeeze(1)
-        lookahead = spec_metadata.context_prompt_lookahead_tokens[:contexts]
-        known = lookahead != INVALID_PROMPT_LOOKAHEAD_TOKEN
-        return torch.cat([torch.where(known, lookahead, last[:contexts]), last[contexts:]])
+    def _prepare_shared_kv_draft_inputs(
+        self,
+        *,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        accepted_tokens: Tensor,
+        num_accepted_tokens: Tensor,
+        num_contexts: int,
+        batch_size: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Last token int32 [n], hidden row int64 [n, 2] and position [1, n] with which the loop begins.
 
-    def _forward_recurrent_loop(
-        self, draft_model: Any, inputs: dict[str, Tensor], view: Any, spec_metadata: Any
+        The token is the one after what a row has cached: the last accepted one, or of a prompt the next.
+        """
+        last = accepted_tokens.gather(1, (num_accepted_tokens - 1).long().unsqueeze(1)).squeeze(1)
+        lookahead = spec_metadata.context_prompt_lookahead_tokens[:num_contexts]
+        known = lookahead != INVALID_PROMPT_LOOKAHEAD_TOKEN
+        tokens = torch.cat([torch.where(known, lookahead, last[:num_contexts]), last[num_contexts:batch_size]])
+        gather_ids = self._first_gather_ids(num_accepted_tokens, attn_metadata, spec_metadata)
+        positions = position_ids.squeeze(0).index_select(0, gather_ids) + 1
+        return tokens, hidden_states.index_select(0, gather_ids), positions.unsqueeze(0)
+
+    def _forward_external_shared_target_kv_draft_loop(
+        self,
+        *,
+        position_ids: Tensor,
+        hidden_states: Tensor,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
+        accepted_tokens: Tensor,
+        num_accepted_tokens: Tensor,
+        num_contexts: int,
+        batch_size: int,
     ) -> Tensor:
-        """Make ``runtime_draft_len`` drafts: int32 [n, K]. Positions and KV lengths are the same in all steps."""
+        """Make ``runtime_draft_len`` drafts: int32 [n, K]. Positions and KV lengths are the same in all steps.
+
+        The view that the backend gives for it is set up here and left to its next preparation.
+        """
+        tokens, recurrent, positions = self._prepare_shared_kv_draft_inputs(
+            position_ids=position_ids,
+            hidden_states=hidden_states,
+            attn_metadata=attn_metadata,
+            spec_metadata=spec_metadata,
+            accepted_tokens=accepted_tokens,
+            num_accepted_tokens=num_accepted_tokens,
+            num_contexts=num_contexts,
+            batch_size=batch_size,
+        )
+        view = attn_metadata.get_shared_kv_draft_metadata(num_accepted_tokens, num_contexts)
+        view.use_spec_decoding = False
+        view.padded_num_tokens = None
+        view.all_rank_num_tokens = spec_metadata.subseq_all_rank_num_tokens
         drafts = []
         for i in range(spec_metadata.runtime_draft_len):
             logits, recurrent = draft_model.forward_draft_step(
-                **inputs, attn_metadata=view, spec_metadata=spec_metadata
+                input_ids=tokens,
+                position_ids=positions.squeeze(0),
+                recurrent_hidden_states=recurrent,
+                attn_metadata=view,
+                spec_metadata=spec_metadata,
             )
             tokens = self.sample_draft_tokens(logits, spec_metadata, draft_step=i)
             drafts.append(tokens)
-            inputs = {**inputs, "input_ids": tokens, "recurrent_hidden_states": recurrent}
         return torch.stack(drafts, dim=1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor
-from engines.portable.copies import copy_to_device
+from engines.portable.copies import copy_to_device, to_device
 from engines.portable.pyexecutor.llm_request import LlmRequest, ScheduledRequests
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.tracer import Tracer, disagree
@@ -22,7 +22,7 @@ class SuffixAutomatonManager(SpecResourceManager):
     says, which also says how long the match is.
 
     with_contexts  whether what a context samples is appended on the device; if not, the host brings it along when
-        the request's first generation is prepared
+        the request's first generation is prepared, or it is told what that feeds where the host does not know it yet
 
     text         int32 [slots, max_seq_len + max_draft_len + 1]
     text_lens    int64 [slots]
@@ -50,12 +50,16 @@ class SuffixAutomatonManager(SpecResourceManager):
         self._tracer = tracer
         self._steering = steering
         self._pending: dict[int, list[int]] = {}
+        self._first_generations: list[int] = []
 
     def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Grant slots to requests that start, and take over what was sampled for a context."""
         super().prepare_resources(scheduled_batch)
-        for request in () if self.with_contexts else scheduled_batch.generation_requests:
-            if len(request.generated) == 1:
+        self._first_generations = []
+        for row, request in enumerate(() if self.with_contexts else scheduled_batch.generation_requests):
+            if not request.generated:
+                self._first_generations.append(row)
+            elif len(request.generated) == 1 and request.previous_row is None:
                 (slot,) = self.slot_manager.get_slots([request.py_request_id])
                 self._pending[slot] = request.prompt + request.generated
 
@@ -72,6 +76,18 @@ class SuffixAutomatonManager(SpecResourceManager):
             self.text_lens[slot].fill_(len(tokens))
         slots = self.slot_manager.get_slots(request_ids)
         copy_to_device("automaton.batch_slots", self.batch_slots[: len(slots)], host_tensor(slots, self.device))
+
+    def append_first_tokens(self, tokens: Tensor) -> None:
+        """Append what a context in flight has sampled to the texts of those that generate now.
+
+        tokens  int32 [G], device: the first one that each generation of the batch feeds
+        """
+        if self._first_generations:
+            indices = host_tensor(self._first_generations, self.device)
+            rows = to_device("automaton.first_generations", indices, self.device).long()
+            slots = self.batch_slots.index_select(0, rows)
+            self.text.index_put_((slots, self.text_lens.index_select(0, slots)), tokens.index_select(0, rows))
+            self.text_lens.index_add_(0, slots, torch.ones_like(slots))
 
     def extend(self, accepted_tokens: Tensor, num_accepted_tokens: Tensor, max_draft_len: int) -> tuple[Tensor, Tensor]:
         """Append to each row's text the first ``num_accepted_tokens``, int32 [n], of its tokens, int32 [n, any]; draft.

@@ -69,12 +69,12 @@ def test_while_a_graph_warms_up_nothing_is_forced_and_each_replay_draws() -> Non
 
 
 @pytest.mark.parametrize("worker", WORKERS)
-def test_whoever_accepts_asks_the_rule(worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_accepts_asks_the_rule(worker: str) -> None:
     """Also workers that no scenario forces, as the first generations of theirs verify placeholders."""
     case = small_scenario(worker)
     session = ENGINE.open(case.config, case.requests)
     session._model.spec_worker.set_force_num_accepted_tokens(1.0, CPU)
-    monkeypatch.setattr(session, "_schedule", None)
+    session._plan.leave()
     session.step(case.steps[2])
     generations = Step(draft_len=2, generations=(Generation(request=0, agree=2),))
     (verified,) = (s for s in session.step(generations).substeps if s.name == "verified")

@@ -32,10 +32,12 @@ import pytest
 import torch
 
 from tensorrt_llm._torch.{layout} import AttentionMetadata
-from tensorrt_llm._torch.{layout}.sparse.dsa import build_req_idx_per_token
+from tensorrt_llm._torch.{layout}.sparse.dsa import DSAtrtllmAttentionMetadata, build_req_idx_per_token
 from tensorrt_llm._torch.{layout}.trtllm import TrtllmAttentionMetadata
 from tensorrt_llm._torch.speculative import interface
+from tensorrt_llm._torch.speculative.dflash import DFlashWorker
 from tensorrt_llm._torch.speculative.draft_target import DraftTargetOneModelWorker
+from tensorrt_llm._torch.speculative.eagle3 import Eagle3OneModelWorker
 from tensorrt_llm._torch.speculative.pard import PARDWorker
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="tensors live on the GPU")
@@ -63,6 +65,7 @@ def metadata(is_cuda_graph=False):
 @pytest.mark.parametrize(
     "worker, prepare",
     [
+        (DFlashWorker, "_prepare_attn_metadata_for_dflash"),
         (PARDWorker, "_prepare_attn_metadata_for_pard"),
         (DraftTargetOneModelWorker, "_prepare_attn_metadata_for_draft_target"),
     ],
@@ -70,7 +73,8 @@ def metadata(is_cuda_graph=False):
 def test_kv_lens_are_saved_while_a_graph_warms_up(worker, prepare, capturing, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     attn = metadata(is_cuda_graph=True)
-    worker = worker(None)
+    worker = worker.__new__(worker)
+    interface.SpecWorkerBase.__init__(worker)
     getattr(worker, prepare)(attn, SimpleNamespace(is_cuda_graph=True))
     attn.kv_lens_cuda += 1
     worker._restore_attn_metadata_from_spec_dec(attn)
@@ -92,6 +96,48 @@ def test_tensors_are_where_cuda_is():
     lens = torch.tensor([2, 0, 1]).cuda()
     assert build_req_idx_per_token(lens, 3).tolist() == [0, 0, 2]
     assert isinstance(metadata(), AttentionMetadata)
+
+
+def test_metadata_that_nobody_prepared_follows_a_new_layout():
+    attn = object.__new__(DSAtrtllmAttentionMetadata)
+    attn.kv_cache_manager = None
+    attn._num_tokens, attn._num_generations = 3, 0
+    attn._seq_lens = torch.tensor([1, 2], dtype=torch.int32)
+    attn._seq_lens_cuda, attn.kv_lens_cuda = attn._seq_lens.cuda(), attn._seq_lens.cuda()
+    attn.req_idx_per_token = torch.zeros(3, dtype=torch.int32, device="cuda")
+    attn.prepare_dense_topk_indices = lambda: None
+    attn.on_update_kv_lens()
+    assert attn.req_idx_per_token.tolist() == [0, 1, 1]
+
+
+def test_a_drafter_reads_the_targets_cache_by_the_view_that_the_backend_gives():
+    view, steps = SimpleNamespace(use_spec_decoding=True, padded_num_tokens=4), []
+
+    def forward_draft_step(attn_metadata, recurrent_hidden_states, **kwargs):
+        steps.append(attn_metadata)
+        return recurrent_hidden_states, recurrent_hidden_states
+
+    start = torch.tensor([1, 2]), torch.zeros(2, 4), torch.tensor([[3, 4]])
+    drafts = Eagle3OneModelWorker._forward_external_shared_target_kv_draft_loop(
+        SimpleNamespace(
+            guided_decoder=None,
+            sa_enhancer=None,
+            _prepare_shared_kv_draft_inputs=lambda **kwargs: start,
+            sample_draft_tokens=lambda logits, spec_metadata, draft_step: torch.tensor([5, 6]) + draft_step,
+        ),
+        position_ids=None,
+        hidden_states=None,
+        attn_metadata=SimpleNamespace(get_shared_kv_draft_metadata=lambda accepted, num_contexts: view),
+        spec_metadata=SimpleNamespace(runtime_draft_len=2, subseq_all_rank_num_tokens=[2]),
+        draft_model=SimpleNamespace(forward_draft_step=forward_draft_step),
+        accepted_tokens=None,
+        num_accepted_tokens=None,
+        num_contexts=1,
+        batch_size=2,
+    )
+    assert drafts.tolist() == [[5, 6], [6, 7]]
+    assert steps == [view, view]
+    assert (view.use_spec_decoding, view.padded_num_tokens, view.all_rank_num_tokens) == (False, None, [2])
 """
 
 
@@ -113,7 +159,7 @@ def test_a_unit_test_passes_under_the_paths_of_both_layouts(tmp_path: Path) -> N
         files.append(str(tmp_path / f"test_layout_{number}.py"))
         Path(files[-1]).write_text(UNIT_TEST.format(layout=layout))
     result = run("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", *files)
-    assert "12 passed" in result.stdout, result.stdout + result.stderr
+    assert "20 passed" in result.stdout, result.stdout + result.stderr
     assert result.returncode == 0
 
 

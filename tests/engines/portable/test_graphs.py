@@ -118,3 +118,17 @@ def test_a_scenario_is_known_before_it_runs(replayed: bool, monkeypatch: pytest.
     go(case)
     assert recorded
     assert set(recorded) == {replayed}
+
+
+def test_a_graph_that_no_step_replays_is_not_recorded_beside_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = mixed("MTPEagleWorker", 1, replay=True)
+    (replay,) = {len(step.rows) for step in case.steps if step.phase is Phase.REPLAY}
+    larger = next(step for step in case.steps if step.phase is Phase.CAPTURE)
+    larger = replace(larger, generations=(*larger.generations, larger.generations[-1]))
+    recorded = []
+    monkeypatch.setattr(
+        graph_runner, "capture", lambda *args, replayable: (recorded.append(replayable), capture(*args))[1]
+    )
+    go(replace(case, steps=(larger, *case.steps)))
+    assert len(larger.rows) == replay + 1
+    assert recorded == [False, True]

@@ -60,6 +60,7 @@ def test_a_step_advances_by_what_is_fed_and_keeps_what_is_accepted() -> None:
     request = LlmRequest(0, [7, 8], context_current_position=2, generated=[5], py_draft_tokens=[6, 9])
     decoder = _decoder(request)
     decoder.add_batch(ScheduledRequests((), (request,)), 2)
+    decoder.feed(torch.tensor([[5, 6, 9]], dtype=torch.int32))
     logits = two_choices(torch.tensor([10, 20, 30]))
     decoder.execute(logits)
     states = [grammar_state(GRAMMAR_START, 5)]

@@ -11,7 +11,6 @@ import torch
 
 from engines.base import SEAMS, TORCH
 from engines.portable import PortableEngine, PortableSession
-from engines.portable.observation import Observer
 from engines.portable.speculative.interface import SpecWorkerBase
 from scenarios import FIELDS, Config, Fault, FaultKind, Phase, Request, Scenario, ScenarioError, Step, UsageError
 from scenarios import WORKERS as TRAITS
@@ -182,7 +181,7 @@ def test_nothing_is_read_of_a_device_that_is_lost(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(session._executor.sampler, "sample_async", lost)
-    monkeypatch.setattr(Observer, "_on_cuda", True)
+    monkeypatch.setattr(session._observer, "_on_cuda", True)
     failed = session.step(case.steps[1])
     fields = failed.substeps[-1].fields
     assert (failed.outcome, failed.injected) == ("fatal", False)

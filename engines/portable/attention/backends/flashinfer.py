@@ -39,12 +39,16 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     num_blocks               host: pages of each row
     num_plans                host: how often the kernels were planned, which synchronizes and cannot be captured
     draft_shares_kv          host: drafters read the target's cache through a view, and have none of their own
+    enable_overlap           host: a table may have more pages than are in use, as the host counts all rows of a step
+        in flight; then ``_cached_token_lens`` has what is true, from the beginning of a forward on
 
-    The target has no ``kv_lens_cuda``: its KV lengths are the host's. A view for a drafter has lengths on the
+    The target has no ``kv_lens_cuda``: its KV lengths are the host's, or corrected by
+    ``apply_spec_decode_kv_lens_offsets``. A view for a drafter has lengths on the
     device, ``_draft_kv_runtime_lens`` [rows], which with a cache of its own are its ``kv_lens_cuda``.
     """
 
     draft_shares_kv: bool = False
+    enable_overlap: bool = False
     num_blocks: list[int] = field(default_factory=list, init=False)
     num_plans: int = field(default=0, init=False)
     _draft_metadata: FlashInferAttentionMetadata | None = field(default=None, init=False)
@@ -158,6 +162,14 @@ class FlashInferAttentionMetadata(AttentionMetadata):
             self._draft_metadata._sync_draft_view(self)
         return self._draft_metadata
 
+    def get_shared_kv_draft_metadata(
+        self, num_accepted_tokens: Tensor, num_contexts: int
+    ) -> FlashInferAttentionMetadata:
+        """The view with which a drafter reads the target's KV cache once drafts are accepted (int32 [n])."""
+        view = self.get_draft_metadata()
+        view.update_shared_kv_draft_lengths(self, num_accepted_tokens, num_contexts)
+        return view
+
     def _create_draft_view(self, draft_kv_cache_manager: Any) -> FlashInferAttentionMetadata:
         view: Any = copy.copy(self)
         view._saved_tensors, view.cuda_graph_buffers, view._seq_lens_cuda = {}, None, None
@@ -193,8 +205,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         self.prepare()
         # The draft loop writes into the host's lengths, while the copy from what was prepared may not have run.
         self._seq_lens = self.seq_lens.clone()
-        assert self._draft_kv_runtime_lens is not None, "only the view of a drafter is brought up to date"
-        self._draft_kv_runtime_lens[:n].copy_(target._kv_lens())
+        self._copy_lengths(target)
         if not self.num_contexts:
             self._write_page_table(None)
 
@@ -211,26 +222,41 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         self._seq_lens = target.seq_lens.clone()
         self.seq_lens_cuda.copy_(target.seq_lens_cuda)
         self.num_contexts = target.num_contexts
-        lens = target._kv_lens()
-        assert self._draft_kv_runtime_lens is not None, "only the view of a drafter is rewound"
+        self._copy_lengths(target)
+        for name, count in (("_qo_indptr", n + 1), ("_batch_indices", tokens)):
+            getattr(self, name)[:count].copy_(getattr(target, name)[:count])
+
+    def _copy_lengths(self, target: FlashInferAttentionMetadata) -> None:
+        """Take over the lengths that the target has on the device, where the host may know them no better."""
+        n, tokens, lens = target.num_seqs, target.num_tokens, target._kv_lens()
+        assert self._draft_kv_runtime_lens is not None, "only the view of a drafter follows the target"
         self._draft_kv_runtime_lens[:n].copy_(lens)
         self._paged_kv_last_page_len[:n].copy_(last_page_lens(lens, self.page_size))
-        for name, count in (("_qo_indptr", n + 1), ("_cached_token_lens", n), ("_batch_indices", tokens)):
-            getattr(self, name)[:count].copy_(getattr(target, name)[:count])
+        self._cached_token_lens[:n].copy_(target._cached_token_lens[:n])
         self._positions[:tokens].copy_(target._positions[:tokens])
 
     def _kv_lens(self) -> Tensor:
         """KV length of each row of the target, this step's tokens included: int32 [n], device."""
         return self._cached_token_lens[: self.num_seqs] + self.seq_lens_cuda
 
+    def apply_spec_decode_kv_lens_offsets(self, offsets: Tensor, num_generations: int) -> None:
+        """Move the generations by ``offsets``, int32 [num_generations], in place; pages stay as they are."""
+        n, first = self.num_seqs, self.num_seqs - num_generations
+        self._cached_token_lens[first:n].add_(offsets)
+        self._paged_kv_last_page_len[:n].copy_(last_page_lens(self._kv_lens(), self.page_size))
+        rows = self._batch_indices[self.num_ctx_tokens : self.num_tokens].long() - first
+        self._positions[self.num_ctx_tokens : self.num_tokens].add_(offsets.index_select(0, rows))
+
     def kv_lens_of_pages(self) -> Tensor:
         """KV length of each row as the kernels have it: int32 [n], device.
 
-        Told to them where the drafter's table has more pages than are in use, else by the pages themselves.
+        Told to them where a table has more pages than are in use, else by the pages themselves.
         """
         n = self.num_seqs
         if self._draft_kv_runtime_lens is not None:
             return self._draft_kv_runtime_lens[:n]
+        if self.enable_overlap:
+            return self._kv_lens()
         blocks = self._paged_kv_indptr[1 : n + 1] - self._paged_kv_indptr[:n]
         return (blocks - 1) * self.page_size + self._paged_kv_last_page_len[:n]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -20,6 +20,9 @@ from engines.portable.pyexecutor.mamba_cache_manager import Mamba2Metadata, Mamb
 if TYPE_CHECKING:
     from engines.portable.memory_buffer_utils import Buffers
     from engines.portable.pyexecutor.resource_manager import KVCacheManager
+
+
+T = TypeVar("T")
 
 
 class _ArgumentProperty(property):
@@ -34,6 +37,14 @@ def argument_property(getter: Callable[[Any], Any], setter: Callable[[Any, Any],
     result = _ArgumentProperty(getter, setter)
     result.default = default
     return result
+
+
+def _plain_properties(cls: type[T]) -> type[T]:
+    """Make properties of a dataclass's argument properties, now that it has read their defaults: they read faster."""
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, _ArgumentProperty):
+            setattr(cls, name, property(value.fget, value.fset))
+    return cls
 
 
 @dataclass
@@ -65,6 +76,7 @@ class AttentionRuntimeFeatures:
     chunked_prefill_buffer_batch_size: int = 4
 
 
+@_plain_properties
 @dataclass(kw_only=True, eq=False, repr=False)
 class AttentionMetadata:
     """Lengths and counts of the batch, with the save/restore that draft loops rely on.
@@ -77,6 +89,9 @@ class AttentionMetadata:
 
     ``mamba_metadata`` is what recurrent layers know of the batch: made by the first ``prepare`` whose manager keeps
     states, False where it keeps none.
+
+    ``padded_num_tokens`` is the number of rows to which the batch is padded for the other ranks, None where it is not;
+    that of the target's batch means nothing to a view with other rows.
 
     Cross attention has metadata of its own, ``cross``, whose queries are the decoder's and whose ``seq_lens_kv``
     (int32 [n], host) are the encoder's tokens; everywhere else ``seq_lens_kv`` is ``seq_lens``, the same object.
@@ -95,6 +110,7 @@ class AttentionMetadata:
     is_cuda_graph: bool = False
     cross: AttentionMetadata | None = None
     cuda_graph_buffers: Buffers | None = None
+    padded_num_tokens: int | None = field(default=None, init=False)
     use_spec_decoding: bool = field(default=False, init=False)
     mamba_metadata: Mamba2Metadata | bool | None = field(default=None, init=False)
     _seq_lens: torch.Tensor | None = field(default=None, init=False)
@@ -128,12 +144,13 @@ class AttentionMetadata:
 
     def on_update(self) -> None:
         """Recompute the counters from the lengths and ``num_contexts``; host work only."""
-        lens_kv = self._seq_lens if self._seq_lens_kv is None else self._seq_lens_kv
-        if self._seq_lens is not None and 0 <= self._num_contexts <= len(self._seq_lens):
-            self._num_ctx_tokens = sum(self._seq_lens[: self._num_contexts].tolist())
-            self._num_generations = len(self._seq_lens) - self._num_contexts
+        lens = None if self._seq_lens is None else self._seq_lens.tolist()
+        lens_kv = lens if self._seq_lens_kv is None else self._seq_lens_kv.tolist()
+        if lens is not None and 0 <= self._num_contexts <= len(lens):
+            self._num_ctx_tokens = sum(lens[: self._num_contexts])
+            self._num_generations = len(lens) - self._num_contexts
         if lens_kv is not None:
-            self._num_tokens = sum(lens_kv.tolist())
+            self._num_tokens = sum(lens_kv)
 
     def _get_seq_lens(self) -> torch.Tensor:
         """Tokens that each row feeds: int32 [n], host."""
@@ -228,7 +245,7 @@ class AttentionMetadata:
     @property
     def num_seqs(self) -> int:
         """Rows of the batch."""
-        return len(self.seq_lens)
+        return self.seq_lens.shape[0]
 
     def prepare(self) -> None:
         """Fill the buffers of the backend from the fields of the step."""

@@ -138,7 +138,7 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         self.prepare_for_spec_decode()
         self._update_gen_indptr()
         self._update_indexer_kv_lens()
-        self._update_dense_topk()
+        self.prepare_dense_topk_indices()
         Indexer.prepare(self)
 
     @property
@@ -207,7 +207,7 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
             self._update_req_idx_per_token()
             if self.kv_cache_manager is not None:
                 self._update_slot_mappings()
-            self._update_dense_topk()
+            self.prepare_dense_topk_indices()
         if self.num_generations:
             self._update_gen_indptr()
             self.indexer_schedule_stale = skip_indexer_schedule
@@ -282,7 +282,7 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
             repeated = keys.repeat_interleave(1 + self.max_draft_tokens)
             self.kv_lens_expanded_cuda[: len(repeated)].copy_(repeated)
 
-    def _update_dense_topk(self) -> None:
+    def prepare_dense_topk_indices(self) -> None:
         """Name the tokens that rows of short sequences attend to: all up to their own place."""
         contexts, tokens = self.num_ctx_tokens, self.num_tokens
         begin = 0 if self.skip_indexer_for_ctx_reqs else contexts
