@@ -71,7 +71,8 @@ def test_spawned_processes_do_what_this_one_does(running: Path) -> None:
     both: list[tuple[Executor, Queue]] = [(InProcess(running), here), (Spawned(1, running), there)]
     one, other = (list(executor.execute(plan)) for executor, plan in both)
     measured = [[e.tally.memory for e in events if isinstance(e, BatchFinished)] for events in (one, other)]
-    assert set(measured[0]) == {0} and all(memory > 10 for memory in measured[1])
+    assert set(measured[0]) == {0}
+    assert all(memory > 10 for memory in measured[1])
     one, other = timeless(one), timeless(other)
     assert one == other
     assert [type(event) for event in one].count(UnitFinished) == 3
