@@ -18,7 +18,7 @@ from invariants.pools import Pool, read_by
 from invariants.registry import REFERENCE, invariant
 from invariants.sparse import forwards
 from scenarios import BACKENDS
-from scenarios.trace import PREPARED
+from scenarios.trace import ENTERED, PREPARED
 
 _TOTALS: Final = ("_paged_kv_indptr_prefill", "_paged_kv_indptr_decode", "_paged_kv_indptr")
 _TOKENS: Final = ("_qo_indptr", "_cached_token_lens", "_batch_indices", "_positions")
@@ -87,6 +87,24 @@ def page_arrays_match_layout(step: StepCase, check: Check) -> None:
         for field, value in expected.items():
             if field in moment.seen:
                 check.equal(moment, field, value, moment.seen[field], f"queries and KV lengths are {rows}")
+
+
+@invariant(
+    "kernels-are-planned-for-the-step",
+    reads=("planned_num_blocks", "num_blocks"),
+    museum=("TRT-161",),
+    predicates=("P1",),
+)
+def kernels_are_planned_for_the_step(step: StepCase, check: Check) -> None:
+    """Kernels that are planned on the host, ahead of a forward, were planned for the pages that it finds.
+
+    A plan outlives the step. Nothing in the arrays says whose it is, and a graph that is replayed cannot make one.
+    """
+    for moment in step.moments:
+        seen = moment.seen
+        if moment.name in (PREPARED, ENTERED) and "planned_num_blocks" in seen:
+            planned = seen["planned_num_blocks"]
+            check.equal(moment, "planned_num_blocks", seen["num_blocks"], planned, "the plan is of another step")
 
 
 @invariant(

@@ -163,3 +163,24 @@ def totals_from_the_first_row(patch: Patch) -> None:
         self._upload(self._paged_kv_indptr_decode[1:], totals[: self.num_generations])
 
     patch(FlashInferAttentionMetadata, "_write_page_table", _write_page_table)
+
+
+@bug(
+    "TRT-161",
+    kind="K1",
+    workers=(EAGLE3, SA),
+    variant="plan",
+    title="Kernels go by the plan of the first step, as page tables are written in place",
+    reference=_NO_NUMBER,
+    caught_by=("kernels-are-planned-for-the-step",),
+)
+def planned_once(patch: Patch) -> None:
+    from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
+
+    plan = FlashInferAttentionMetadata._plan
+
+    def _plan(self: Any) -> None:
+        if not self.num_plans:
+            plan(self)
+
+    patch(FlashInferAttentionMetadata, "_plan", _plan)

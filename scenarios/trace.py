@@ -132,6 +132,7 @@ FIELDS: Final[dict[str, str]] = {
     # Page tables as arrays (FLASHINFER): prepared and entered of the target, draft[i] of the view that drafters read.
     "_qo_indptr": "device int32 [n + 1]: running totals of the rows' queries",
     "num_blocks": "host int [n]: pages of each row in the page table",
+    "planned_num_blocks": "host int [n]: pages of each row by which the kernels were planned; not of a view",
     "_paged_kv_indices": "device: per row its pages in the page table, in order, by their places in the pool",
     "_paged_kv_indptr_prefill": "device int32 [C + 1]: running totals of pages, of the contexts",
     "_paged_kv_indptr_decode": "device int32 [G + 1]: the same of the generations",

@@ -18,7 +18,15 @@ def host_page_fields(attn: Any) -> dict[str, Any]:
             "cache_indices": [list(pages) for pages in attn.block_ids_per_seq],
             "num_cached_tokens_per_seq": list(attn.kv_cache_params.num_cached_tokens_per_seq),
         }
-    return {"num_blocks": list(attn.num_blocks)} if isinstance(attn, FlashInferAttentionMetadata) else {}
+    if not isinstance(attn, FlashInferAttentionMetadata):
+        return {}
+    fields = {"num_blocks": list(attn.num_blocks)}
+    # The table of a view grows after it was planned, and its kernels are told lengths instead.
+    return (
+        fields
+        if attn._draft_kv_runtime_lens is not None
+        else {**fields, "planned_num_blocks": list(attn.planned_num_blocks)}
+    )
 
 
 def device_page_fields(attn: Any) -> dict[str, Any]:

@@ -71,4 +71,5 @@ def _page_arrays(substep: Substep, prepared: Fields, config: Config) -> Fields:
     counts, first = list(map(len, tables)), substep["num_contexts"]
     totals = [list(accumulate(part, initial=0)) for part in (counts[:first], counts[first:], counts)]
     names = ("_paged_kv_indptr_prefill", "_paged_kv_indptr_decode", "_paged_kv_indptr")
-    return {"num_blocks": counts, "_paged_kv_indices": tables, **dict(zip(names, totals, strict=True))}
+    fields = {"num_blocks": counts, "_paged_kv_indices": tables, **dict(zip(names, totals, strict=True))}
+    return fields if substep.name.startswith("draft[") else {**fields, "planned_num_blocks": counts}

@@ -94,6 +94,8 @@ _PAGED = [
     at("page-arrays-match-layout", VIEWED, 2, "draft[1]", "kv_lens_cuda", bump(0)),
     at("page-totals-add-up", VIEWED, 1, "prepared", "_paged_kv_indptr_prefill", bump(1)),
     at("page-totals-add-up", VIEWED, 2, "draft[1]", "_paged_kv_indptr_decode", bump(2)),
+    set_to("kernels-are-planned-for-the-step", SHARED, 2, "prepared", "planned_num_blocks", []),
+    at("kernels-are-planned-for-the-step", VIEWED, 1, "entered", "planned_num_blocks", bump(0)),
     at("page-totals-add-up", SHARED, 1, "entered", "_paged_kv_indptr", bump(2)),
     at("page-totals-add-up", VIEWED, 2, "draft[2]", "num_blocks", put(0, 1)),
     at("page-totals-add-up", SHARED, 2, "entered", "num_blocks", bump(1)),

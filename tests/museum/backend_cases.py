@@ -93,6 +93,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-161/all-fed": viewed,
     "TRT-161/pages": viewed_apart,
     "TRT-161/totals": viewed_mixed,
+    "TRT-161/plan": viewed_mixed,
     "TRT-162": one_page,
     "TRT-162/lengths": one_page,
     "TRT-162/sorted": one_page,

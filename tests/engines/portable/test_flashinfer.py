@@ -167,7 +167,8 @@ def test_a_drafter_without_a_cache_asks_for_views() -> None:
 
 def test_requests_that_share_pages_list_more_than_the_pool_has() -> None:
     fields: dict[str, Any] = {"attention_backend": "FLASHINFER", "num_blocks": 16, "enable_block_reuse": True}
-    first, *others = (Request(id=i, prompt_len=13, prefix_of=0, prefix_len=13) for i in range(4))
+    first = Request(id=0, prompt_len=13)
+    others = tuple(Request(id=i, prompt_len=13, prefix_of=0, prefix_len=13) for i in range(1, 4))
     steps = (
         Step(draft_len=3, contexts=(Context(request=0, chunk=13),)),
         Step(draft_len=3, contexts=tuple(Context(request=r.id, chunk=13) for r in others)),

@@ -37,6 +37,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     _cached_token_lens       [rows]: tokens cached before the step
     _batch_indices, _positions  [max_num_tokens]: row and place of each token
     num_blocks               host: pages of each row
+    planned_num_blocks       host: the same when the kernels were last planned
     num_plans                host: how often the kernels were planned, which synchronizes and cannot be captured
     draft_shares_kv          host: drafters read the target's cache through a view, and have none of their own
     enable_overlap           host: a table may have more pages than are in use, as the host counts all rows of a step
@@ -50,6 +51,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
     draft_shares_kv: bool = False
     enable_overlap: bool = False
     num_blocks: list[int] = field(default_factory=list, init=False)
+    planned_num_blocks: list[int] = field(default_factory=list, init=False)
     num_plans: int = field(default=0, init=False)
     _draft_metadata: FlashInferAttentionMetadata | None = field(default=None, init=False)
     _draft_kv_runtime_lens: Tensor | None = field(default=None, init=False)
@@ -124,6 +126,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
         if is_current_stream_capturing():
             raise ValueError("the kernels of FlashInfer cannot be planned while a graph is captured; prepare before it")
         self.num_plans += 1
+        self.planned_num_blocks = list(self.num_blocks)
 
     def create_cuda_graph_metadata(
         self,
