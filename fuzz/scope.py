@@ -65,6 +65,7 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "rejection_sampling": {"rejection_sampling": True},
     "tp_size": {"tp_size": 2, "tp_rank": 1},
     "enable_block_reuse": {"enable_block_reuse": True, "tokens_per_block": 1},
+    "ragged_verify": {"ragged_verify": True},
 }
 """Variants that have a cell of their own, by the field of ``Config`` that asks for them."""
 _PEERS: Final = (Peer(contexts=(3,), generations=1),)
@@ -263,6 +264,7 @@ class Cell:
                 request=i,
                 agree=self._agree(acceptance, i, self.draft_len),
                 match=matches[(i + turn) % len(matches)],
+                verify=(i + turn) % self.draft_len if self.config.ragged_verify else None,
             )
             for i in range(first, first + rows)
         )
@@ -342,6 +344,7 @@ def _has(traits: WorkerTraits, variant: str) -> bool:
         "rejection_sampling": traits.rejection_sampling,
         "tp_size": traits.shares_draft_head,
         "enable_block_reuse": traits.reuses_blocks,
+        "ragged_verify": traits.ragged_verify,
     }[variant]
 
 

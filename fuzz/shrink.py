@@ -94,11 +94,7 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
     k = max(config.min_draft_len, min(step.draft_len, config.max_draft_len))
     most = k if traits.drafts_for_contexts else 0
     contexts = [_steered(replace(c, chunk=_chunk(c, schedule)), config, most) for c in step.contexts]
-    accepted = 1 if traits.tree else k + 1
-    generations = [
-        _steered(replace(g, accept=min(g.accept, accepted), match=_match(g, config)), config, k)
-        for g in step.generations
-    ]
+    generations = [_possible_row(g, config, k) for g in step.generations]
     whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
     whole = kept_in_step(config, whole)
     if not _fits(whole, schedule):
@@ -115,6 +111,14 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
         more = replace(whole, finish=(*whole.finish, request))
         whole = more if _fits(more, schedule) else whole
     return whole if _fits(whole, schedule) else None
+
+
+def _possible_row(row: Generation, config: Config, draft_len: int) -> Generation:
+    """The row with what a generation of that draft length can have."""
+    verify = None if row.verify is None or not config.ragged_verify else min(row.verify, draft_len)
+    accepted = 1 if config.traits.tree else 1 + (draft_len if verify is None else verify)
+    row = replace(row, accept=min(row.accept, accepted), match=_match(row, config), verify=verify)
+    return _steered(row, config, draft_len)
 
 
 def _steered(row: Row, config: Config, drafts: int) -> Row:
@@ -167,9 +171,8 @@ def _as_startup(scenario: Scenario) -> Iterator[Scenario]:
         contexts = tuple(Context(request=None, chunk=plan.query) for plan in plans if plan.is_context)
         most = 1 if config.traits.tree else step.draft_len + 1
         generations = tuple(
-            Generation(request=None, past=plan.past, accept=min(plan.accepted, most))
-            for plan in plans
-            if not plan.is_context
+            Generation(request=None, past=plan.past, accept=min(plan.accepted, most), verify=row.verify)
+            for row, plan in zip(step.generations, plans[len(step.contexts) :])
         )
         for phase in (Phase.WARMUP, Phase.CAPTURE):
             alone = replace(step, phase=phase, contexts=contexts, generations=generations, finish=())
@@ -221,17 +224,36 @@ def _smaller_graphs(scenario: Scenario) -> Iterator[Scenario]:
     for i, captured in enumerate(scenario.steps):
         if captured.phase is not Phase.CAPTURE:
             continue
+        if any(row.verify is not None for row in captured.generations):
+            yield replace(scenario, steps=tuple(_verifying_all(step, captured) for step in scenario.steps))
         smaller = _with_step(scenario, i, replace(captured, generations=captured.generations[1:]))
         for last in (True, False):
             yield replace(smaller, steps=tuple(_narrower(step, captured, last) for step in smaller.steps))
 
 
 def _narrower(step: Step, captured: Step, last: bool) -> Step:
-    """A replay of the captured step without its last, or its first, row; any other step as it is."""
-    shape = len(captured.generations), captured.draft_len
-    if step.phase is not Phase.REPLAY or (len(step.generations), step.draft_len) != shape:
+    """A replay of the captured step without its last, or its first, row; any other step as it is.
+
+    One that verifies as much as the first of the captured ones, if there is any.
+    """
+    if step.phase is not Phase.REPLAY or not _is_as_large(step, captured):
         return step
-    return replace(step, generations=step.generations[:-1] if last else step.generations[1:])
+    verify = captured.generations[0].verify if captured.generations else None
+    alike = [i for i, row in enumerate(step.generations) if row.verify == verify] or range(len(step.generations))
+    gone = alike[-1] if last else alike[0]
+    return replace(step, generations=step.generations[:gone] + step.generations[gone + 1 :])
+
+
+def _verifying_all(step: Step, captured: Step) -> Step:
+    """A step of that graph whose rows verify all of their drafts; any other step as it is."""
+    if step.phase not in (Phase.CAPTURE, Phase.REPLAY) or not _is_as_large(step, captured):
+        return step
+    return replace(step, generations=tuple(replace(row, verify=None) for row in step.generations))
+
+
+def _is_as_large(step: Step, captured: Step) -> bool:
+    shapes = [(len(each.generations), each.draft_len) for each in (step, captured)]
+    return shapes[0] == shapes[1]
 
 
 def _plainer_ids(scenario: Scenario) -> Iterator[Scenario]:
@@ -306,7 +328,8 @@ def _plainer_rows(scenario: Scenario) -> Iterator[Scenario]:
                 rows = (*step.contexts[:j], plain, *step.contexts[j + 1 :])
                 yield _with_step(scenario, i, replace(step, contexts=rows))
         for j, generation in enumerate(step.generations):
-            for row in _plainer_row(generation, _PLAIN_GENERATION):
+            verifies_all = [] if generation.verify is None else [replace(generation, verify=None)]
+            for row in (*verifies_all, *_plainer_row(generation, _PLAIN_GENERATION)):
                 yield _with_step(
                     scenario, i, replace(step, generations=(*step.generations[:j], row, *step.generations[j + 1 :]))
                 )

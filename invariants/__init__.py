@@ -11,6 +11,7 @@ prepared  lengths, counts, tables and inputs of the batch are written         co
           and prompts go on from what is known of them                        block_reuse
           and the worker's own metadata, and what all ranks tell each other   spec_metadata, ranks
           as far as the host knows, and what the device is to correct         overlap
+          and how many rows each generation has, where they differ            ragged
 entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context,
                                                                               selection, compressed, page_arrays,
                                                                               overlap
@@ -40,7 +41,7 @@ alike. The modules are imported causes first, which is the order of severity.
 """
 
 from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens, overlap, rows, sparse  # noqa: F401, I001
-from invariants import selection, compressed, page_arrays, draft_context, enhancer, forced, guided, relaxed  # noqa: F401
+from invariants import ragged, selection, compressed, page_arrays, draft_context, enhancer, forced, guided, relaxed  # noqa: F401
 from invariants import spec_metadata, recurrent, proposals, acceptance  # noqa: F401
 from invariants import block_reuse, kv_cache, history, output, relations  # noqa: F401
 from invariants.predicates import PREDICATES

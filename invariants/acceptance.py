@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from invariants.case import Moment, StepCase
 from invariants.check import Check
@@ -27,22 +28,24 @@ def _counts(step: StepCase) -> Iterator[tuple[Moment, str, list[int]]]:
     predicates=("P8",),
 )
 def acceptance_in_range(step: StepCase, check: Check) -> None:
-    """A generation accepts 1..K+1 tokens, a context one; the request rewinds the drafts it did not accept.
+    """A generation accepts at most the drafts it verifies and one more, a context one token; the rest is rewound.
 
-    ``py_rewind_len == width - py_num_accepted_draft_tokens`` with the width of that very step.
+    ``py_rewind_len == width - py_num_accepted_draft_tokens`` with the width of that very step and row.
     """
-    contexts, most = step.num_contexts, step.draft_len + 1
+    limits = [row.most for row in step.rows]
     for moment, field, counts in _counts(step):
-        holds = all(count == 1 for count in counts[:contexts]) and all(1 <= c <= most for c in counts[contexts:])
+        holds = len(counts) == len(limits) and all(1 <= c <= most for c, most in zip(counts, limits, strict=True))
         check.that(
-            holds and len(counts) == len(step.rows), moment, field, [1] * contexts + [f"1..{most}"], counts,
-            f"{field} is {counts}; a context accepts 1 token, a generation 1..{most}",
+            holds, moment, field, [f"1..{most}" for most in limits], counts,
+            f"{field} is {counts}; its rows accept 1 token or more, at most {limits}",
         )  # fmt: skip
     updated = step.updated
     if updated is None or not {"py_num_accepted_draft_tokens", "py_rewind_len"} <= updated.seen.keys():
         return
     rewinds = updated.seen["py_rewind_len"]
-    expected = {r: step.width - drafts for r, drafts in updated.seen["py_num_accepted_draft_tokens"].items()}
+    widths = {row.request: row.query - 1 for row in step.rows}
+    accepted = updated.seen["py_num_accepted_draft_tokens"]
+    expected = {request: widths.get(request, 0) - drafts for request, drafts in accepted.items()}
     check.equal(updated, "py_rewind_len", expected, rewinds, "drafts of the step that were not accepted")
     check.that(
         all(n >= 0 for n in rewinds.values()), updated, "py_rewind_len", "0 or more", rewinds, "a rewind is negative"
@@ -56,7 +59,7 @@ def acceptance_in_range(step: StepCase, check: Check) -> None:
     predicates=("P8",),
 )
 def acceptance_follows_agreement(step: StepCase, check: Check) -> None:
-    """The target accepts exactly the drafts that the scenario lets agree: 1 + min(agree, drafts, K) tokens.
+    """The target accepts exactly the drafts that the scenario lets agree: 1 + min(agree, drafts verified) tokens.
 
     Where acceptance is forced it accepts as many as that says, the target's own on top; no more than agree.
     Fewer means that drafter or target saw another cache than they should have; output stays exact, speed is lost.
@@ -81,19 +84,18 @@ def acceptance_follows_agreement(step: StepCase, check: Check) -> None:
     predicates=("P14",),
 )
 def oracle_drafter_accepts_all(step: StepCase, check: Check) -> None:
-    """Where each draft of a row is the target's own choice, the row accepts K + 1 tokens, in every layout.
+    """Where each draft of a row is the target's own choice, the row accepts all that it verifies and one more.
 
     Batch size 1 hides most ways to lose this; a larger batch shows them.
     """
     if not step.draft_len:
         return
-    rows = [row.index for row in step.rows if not row.is_context and row.accepted == step.draft_len + 1]
+    rows = {row.index: row.most for row in step.rows if not row.is_context and row.accepted == row.most > 1}
     if not rows:
         return
-    expected = [step.draft_len + 1] * len(rows)
     for moment, field, counts in _counts(step):
         actual = [counts[i] for i in rows if i < len(counts)]
-        check.equal(moment, field, expected, actual, f"all drafts of rows {rows} agree")
+        check.equal(moment, field, [*rows.values()], actual, f"all drafts of rows {[*rows]} agree")
 
 
 @invariant(
@@ -110,13 +112,14 @@ def accepted_drafts_lie_on_a_path(step: StepCase, check: Check) -> None:
     prepared, mask = step.prepared, "spec_decoding_packed_mask"
     if prepared is None or "draft_tokens" not in prepared.seen or (step.traits.tree and mask not in prepared.seen):
         return
-    drafts, width, contexts = prepared.seen["draft_tokens"], step.width, step.num_contexts
+    drafts, contexts = prepared.seen["draft_tokens"], step.num_contexts
+    starts = [*accumulate((row.query - 1 for row in step.rows[contexts:]), initial=0)]
     chain = [list(range(node + 1)) for node in range(step.draft_len + 1)]
     masks = prepared.seen[mask] if step.traits.tree else [chain] * (len(step.rows) - contexts)
     for run in step.runs:
         if run.verified is not None and "accepted_tokens" in run.verified.seen:
             rows = list(enumerate(zip(masks, run.verified.seen["accepted_tokens"][contexts:], strict=False)))
-            paths = [_path(drafts[i * width :], nodes, tokens) for i, (nodes, tokens) in rows]
+            paths = [_path(drafts[starts[i] : starts[i + 1]], nodes, tokens) for i, (nodes, tokens) in rows]
             counts = [len(tokens) for _, (_, tokens) in rows]
             if step.config.force_num_accepted_tokens:
                 paths = [path[: len(tokens)] for path, (_, (_, tokens)) in zip(paths, rows, strict=True)]

@@ -114,6 +114,11 @@ class Row:
         return before if before is not None and before.step is self.step.flying else None
 
     @property
+    def most(self) -> int:
+        """Tokens that it accepts at most: the drafts that it verifies and the target's own."""
+        return 1 if self.is_context else min(self.query, self.step.draft_len + 1)
+
+    @property
     def overridden(self) -> bool:
         """Whether drafts of a suffix automaton take the place of its model's."""
         asked, step = self.step.asked.rows[self.index], self.step
@@ -198,7 +203,7 @@ class StepCase:
 
     @property
     def width(self) -> int:
-        """Draft slots of a generation row."""
+        """Draft slots of a generation row, at most where each says how many drafts it verifies."""
         return self.config.tokens_per_gen_step(self.asked.draft_len) - 1
 
     def reads_own_context(self, moment: Moment) -> bool:
@@ -272,7 +277,7 @@ class Case:
         self.requests = {r.id: r for r in scenario.requests}
         self.steps: list[StepCase] = []
         self._last: dict[int, Row] = {}
-        self._graphs: dict[tuple[int, int], StepCase] = {}
+        self._graphs: dict[tuple[int, int, int], StepCase] = {}
         schedule = Schedule(scenario.config, scenario.requests)
         for asked, actual, wanted in zip(scenario.steps, trace.steps, expected.steps, strict=False):
             step = StepCase(self, len(self.steps), asked, actual, wanted)
@@ -285,7 +290,7 @@ class Case:
                 break
 
     def _link_graph(self, step: StepCase) -> None:
-        key = len(step.rows), step.draft_len
+        key = len(step.rows), step.draft_len, sum(row.query for row in step.rows)
         if step.asked.phase is Phase.CAPTURE:
             self._graphs[key] = step
         elif step.asked.phase is Phase.REPLAY:

@@ -1,21 +1,22 @@
 """KV lengths: how far each row's cache reaches, at every moment of a draft loop.
 
 Notation: ``kv0`` is the length that ``prepare`` wrote (tokens cached before the step, then the step's own),
-K the draft length, ``acc`` the tokens that a generation accepts, the target's own included.
+K the draft length, w the tokens that a generation feeds (K + 1, unless it says how many drafts it verifies), ``acc``
+those that it accepts, the target's own included.
 
 ==================== =========================== ===========================
 before               contexts                    generations
 ==================== =========================== ===========================
 draft call 0         kv0                         kv0
-draft call i >= 1    kv0 + i                     kv0 - (K - acc) + i - 1
-the loop's end       kv0 + K                     kv0 + acc - 1
+draft call i >= 1    kv0 + i                     kv0 - (w - acc) + i
+the loop's end       kv0 + K                     kv0 + K - (w - acc)
 ==================== =========================== ===========================
 
 is a linear drafter's course. A drafter of one call, parallel or with a context of its own, adds 1 to each generation
 for it and takes ``1 - acc`` off again: ``kv0``, ``kv0 + 1``, ``kv0 + acc``. One that is fed the last cached tokens
-again takes off what was not accepted before its first call, and leaves it at that: ``kv0``, ``kv0 - (K + 1 - acc)``.
+again takes off what was not accepted before its first call, and leaves it at that: ``kv0``, ``kv0 - (w - acc)``.
 Without drafts, or without a draft model, nothing moves. One that reads a view of the target's cache adds nothing to it:
-in all of its calls a row has what it has cached after the step, ``kv0`` and ``kv0 - (K + 1 - acc)``. A worker that
+in all of its calls a row has what it has cached after the step, ``kv0`` and ``kv0 - (w - acc)``. A worker that
 saves ``kv_lens_cuda`` itself, as some do while a graph is warmed up, gives ``kv0`` back.
 
 A drafter of trees is fed paths of K + 1 tokens first, where the target was fed T + 1 nodes, then layers of k
@@ -53,7 +54,7 @@ class Course:
     def __init__(self, step: StepCase, run: Run, start: list[int], accepted: list[int]) -> None:
         self.start = start
         self.contexts = step.num_contexts
-        self.width = step.width
+        self.fed = [row.query for row in step.rows[self.contexts :]]
         self.topk = step.config.dynamic_tree_max_topK
         self.accepted = accepted[self.contexts :]
         self.draft_len = step.draft_len
@@ -71,11 +72,10 @@ class Course:
         if self.one_call:
             return contexts + [kv + 1 for kv in generations]
         if self.traits.feeds_history:
-            return contexts + [kv + acc - 1 - self.draft_len for kv, acc in self._accepting(generations)]
+            return contexts + self._committed(generations)
         if i == 0 or self.draft_len == 0:
             return self.start
-        shift = i - 1 - self.draft_len
-        return [kv + i for kv in contexts] + [kv + acc + shift for kv, acc in self._accepting(generations)]
+        return [kv + i for kv in contexts] + [kv + i for kv in self._committed(generations)]
 
     def ends(self) -> list[list[int]]:
         """When the worker's forward has returned; several where workers differ."""
@@ -88,6 +88,11 @@ class Course:
 
     def _accepting(self, generations: list[int]) -> zip[tuple[int, int]]:
         return zip(generations, self.accepted, strict=False)
+
+    def _committed(self, generations: list[int]) -> list[int]:
+        """Lengths of the generations with the accepted tokens and no other that was fed."""
+        rows = zip(generations, self.fed, self.accepted, strict=False)
+        return [kv - fed + accepted for kv, fed, accepted in rows]
 
     def after_failure(self) -> list[list[int]]:
         """What a failed forward may leave behind: a loop stops anywhere, others undo or complete their one move.
@@ -108,12 +113,9 @@ class TreeCourse(Course):
         """Before draft call ``i``; ``i == K`` is the end of the loop."""
         contexts, generations = self.start[: self.contexts], self.start[self.contexts :]
         if i == 0:
-            return contexts + [kv - self.width + self.draft_len for kv in generations]
+            paths = self.draft_len + 1
+            return contexts + [kv - fed + paths for kv, fed in zip(generations, self.fed, strict=False)]
         return [kv + i * self.topk for kv in contexts] + [kv + i * self.topk for kv in self._committed(generations)]
-
-    def _committed(self, generations: list[int]) -> list[int]:
-        """Lengths of the generations with the accepted tokens and nothing else."""
-        return [kv - self.width - 1 + acc for kv, acc in self._accepting(generations)]
 
     def ends(self) -> list[list[int]]:
         """At the end of the loop, or where it began: Eagle3 leaves the lengths, MTP-Eagle puts a copy back."""
@@ -133,8 +135,7 @@ class SharedCourse(Course):
 
     def during(self, i: int) -> list[int]:
         """Before any draft call."""
-        contexts, generations = self.start[: self.contexts], self.start[self.contexts :]
-        return contexts + [kv + acc - 1 - self.draft_len for kv, acc in self._accepting(generations)]
+        return self.start[: self.contexts] + self._committed(self.start[self.contexts :])
 
 
 @invariant(

@@ -131,18 +131,23 @@ def forward_closes_what_it_opens(step: StepCase, check: Check) -> None:
 
 @invariant(
     "saved-fields",
-    reads=("_saved_tensors",),
+    reads=("_saved_tensors", "left_open"),
     museum=("TRT-01", "TRT-06"),
     kind=REFERENCE,
     trait="draft_model",
     predicates=("P2",),
 )
 def saved_fields(step: StepCase, check: Check) -> None:
-    """While drafting, the originals of exactly the fields that this worker edits are saved, in upstream's order."""
+    """While drafting, the originals of exactly the fields that this worker edits are saved, in upstream's order.
+
+    After it all of them are put back.
+    """
     for run in step.runs:
         for moment in (run.saved, *run.drafts.values()):
             if moment is not None:
                 check.said(moment, ("_saved_tensors",))
+        if run.restored is not None:
+            check.said(run.restored, ("left_open",))
 
 
 @invariant("restored-identity", reads=("identity",), museum=("TRT-01", "TRT-09", "TRT-87"), predicates=("P2",))

@@ -51,11 +51,15 @@ def corrections_follow_last_step(step: StepCase, check: Check) -> None:
     known = [count for count in accepted if count is not None]
     if len(known) < len(accepted):
         return
-    fed = step.flying.width + 1 if step.flying is not None else 0
-    lengths = [count - fed if row is not None else 0 for row, count in zip(rows, known, strict=True)]
-    positions = [count for count in known for _ in range(step.width + 1)]
+    lengths = [count - _supposed(row) if row is not None else 0 for row, count in zip(rows, known, strict=True)]
+    positions = [count for count, row in zip(known, generations, strict=True) for _ in range(row.query)]
     for field, expected in ((OFFSETS_OF_LENGTHS, lengths), (_OFFSETS_OF_POSITIONS, positions)):
         check.equal(moment, field, expected, moment.seen[field], f"the last step accepted {known}")
+
+
+def _supposed(row: Row) -> int:
+    """Tokens that the host takes a row for: all that it feeds, a prompt that ends a generation of full width."""
+    return row.step.width + 1 if row.is_context else row.query
 
 
 def _accepted(row: Row | None) -> int | None:

@@ -35,7 +35,8 @@ def proposals_belong_to_their_drafts(step: StepCase, check: Check) -> None:
             continue
         shown = run.verified.seen[_ROWS]
         rows = zip(step.rows[step.num_contexts :], shown, strict=False)
-        expected = [_last(row, step.draft_len) or of_row for row, of_row in rows]
+        lefts = [(_last(row, row.most - 1), of_row) for row, of_row in rows]
+        expected = [of_row if left is None else left for left, of_row in lefts]
         check.equal(run.verified, _ROWS, expected, shown, "so the last step of each request has left them")
 
 

@@ -182,6 +182,19 @@ def draft_lengths_do_not_matter(scenario: Scenario) -> Twin | None:
 
 
 @relation(
+    "verify-widths-do-not-matter",
+    reads=("emitted",),
+    museum=("TRT-20", "TRT-37", "TRT-88"),
+    trait="ragged_verify",
+    predicates=("P14",),
+)
+def verify_widths_do_not_matter(scenario: Scenario) -> Twin | None:
+    """Where each generation verifies all of its drafts the same text is given out, sooner."""
+    edited = drafting_twins.all_verified(scenario) if twins.repeatable(scenario) else None
+    return Twin(*edited, fields=("emitted",), prefix=True) if edited else None
+
+
+@relation(
     "cache-layout-does-not-matter",
     reads=(*_RESULTS, "py_num_accepted_draft_tokens"),
     museum=("TRT-62", "TRT-64", "TRT-65", "VLL-08"),

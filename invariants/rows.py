@@ -104,7 +104,7 @@ def rows_belong_to_requests(step: StepCase, check: Check) -> None:
     if "input_ids" not in seen or "draft_tokens" not in seen:
         return
     expected: list[int] = []
-    drafts, width, used = seen["draft_tokens"], step.width, 0
+    drafts, used = seen["draft_tokens"], 0
     for row in step.rows:
         if row.is_context:
             expected += _prompt_part(row)
@@ -112,8 +112,8 @@ def rows_belong_to_requests(step: StepCase, check: Check) -> None:
         last = _last_token(row)
         if last is None:
             return
-        expected += [last, *drafts[used : used + width]]
-        used += width
+        expected += [last, *drafts[used : used + row.query - 1]]
+        used += row.query - 1
     check.equal(moment, "input_ids", expected, seen["input_ids"], "prompt tokens, or the last token and the drafts")
 
 
@@ -142,17 +142,18 @@ def _last_token(row: Row) -> int | None:
     predicates=("P8", "P10"),
 )
 def drafts_carried_over(step: StepCase, check: Check) -> None:
-    """A generation verifies the drafts that its own last step made, cut or padded to the step's draft length."""
+    """A generation verifies the drafts that its own last step made, cut or padded to as many as it is to verify."""
     moment = step.prepared
     if moment is None or "draft_tokens" not in moment.seen or not step.draft_len:
         return
-    tokens, width = moment.seen["draft_tokens"], step.width
-    length = width if step.traits.tree else step.draft_len
-    for place, row in enumerate(step.rows[step.num_contexts :]):
+    generations = step.rows[step.num_contexts :]
+    starts = accumulate((row.query - 1 for row in generations), initial=0)
+    for start, row in zip(starts, generations, strict=False):
+        length = row.query - 1 if step.traits.tree else row.most - 1
         made = _drafts_made(row.before) if row.before is not None else None
         if row.before is not None and made is not None:
             expected = (made + [PAD_TOKEN] * length)[:length]
-            actual = tokens[place * width : place * width + length]
+            actual = moment.seen["draft_tokens"][start : start + length]
             why = f"request {row.request} made {made} in step {row.before.step.index}"
             check.equal(moment, "draft_tokens", expected, actual, why)
 

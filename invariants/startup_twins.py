@@ -28,20 +28,26 @@ def other_values(scenario: Scenario) -> Edited | None:
 
 
 def _captured_with(config: Config, step: Step, longer: int) -> Step:
-    """A capture step whose dummies are longer and accept other counts; any other step as it is."""
+    """A capture step whose dummies are longer and accept other counts; any other step as it is.
+
+    Each verifies as many drafts as the next one did, so that the graph is for the same number of rows.
+    """
     if step.phase is not Phase.CAPTURE:
         return step
-    counts = 1 if config.traits.tree or config.force_num_accepted_tokens else step.draft_len + 1
-    rows = (
-        replace(
-            row,
-            past=row.past + longer,
-            accept=row.accept % counts + 1 if counts > 1 else row.accept,
-            agree=step.draft_len - row.agree,
-            near=0,
+    only = config.traits.tree or config.force_num_accepted_tokens
+    rows = []
+    for row, other in zip(step.generations, step.generations[1:] + step.generations[:1], strict=True):
+        most = 1 + (step.draft_len if other.verify is None else other.verify)
+        rows.append(
+            replace(
+                row,
+                past=row.past + longer,
+                accept=row.accept if only else row.accept % most + 1,
+                agree=step.draft_len - row.agree,
+                near=0,
+                verify=other.verify,
+            )
         )
-        for row in step.generations
-    )
     return replace(step, generations=tuple(rows))
 
 

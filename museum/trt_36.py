@@ -25,7 +25,7 @@ def counted_after_replacement(patch: Patch) -> None:
     update = SpecSampler.update_requests
 
     def update_requests(self: Any, state: Any) -> None:
-        update(self, replace(state, draft_slots=state.runtime_draft_len))
+        update(self, replace(state, draft_slots=(state.runtime_draft_len,) * len(state.draft_slots)))
 
     patch(SpecSampler, "update_requests", update_requests)
 

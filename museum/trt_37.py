@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from museum.bug import EAGLE3, EAGLE3_TREE, MTP_EAGLE_TREE, PARD, Patch, bug
+from museum.bug import DRAFT_TARGET, EAGLE3, EAGLE3_TREE, MTP_EAGLE, MTP_EAGLE_TREE, PARD, Patch, bug
 
 _REFERENCE = "TensorRT-LLM, no public number"
 
@@ -71,7 +71,7 @@ def _in_flight(patch: Patch, prepare_with: Any) -> None:
     caught_by=("corrected-lengths-are-committed-plus-fed", "corrections-follow-last-step"),
 )
 def rows_of_this_step(patch: Patch) -> None:
-    _in_flight(patch, lambda previous, width: replace(previous, tokens_per_gen_step=width))
+    _in_flight(patch, lambda previous, width: replace(previous, tokens_of_rows=(width,) * len(previous.tokens_of_rows)))
 
 
 @bug(
@@ -93,3 +93,41 @@ def never_taken_off(patch: Patch) -> None:
         self.previous_kv_lens_offsets_cuda.zero_()
 
     patch(OverlapInputs, "prepare", prepare_positions)
+
+
+@bug(
+    "TRT-37",
+    kind="K3",
+    workers=(EAGLE3, DRAFT_TARGET),
+    variant="planned",
+    title="Rows taken off the KV lengths are the most that a request may have, not those that each has verified",
+    reference=_REFERENCE,
+    caught_by=("corrected-lengths-are-committed-plus-fed", "corrections-follow-last-step"),
+)
+def rows_of_the_widest(patch: Patch) -> None:
+    def planned(previous: Any) -> Any:
+        widest = 1 + previous.runtime_draft_len
+        return replace(previous, tokens_of_rows=(widest,) * len(previous.tokens_of_rows))
+
+    _in_flight(patch, lambda previous, _: planned(previous))
+
+
+@bug(
+    "TRT-37",
+    kind="K3",
+    workers=(EAGLE3, MTP_EAGLE),
+    variant="drafting",
+    title="The drafter's KV lengths go back by the rows of the widest request, not by those of each",
+    reference=_REFERENCE,
+    caught_by=("kv-lens-balanced", "kv-lens-equals-reference", "drafts-equal-reference"),
+)
+def back_by_the_widest(patch: Patch) -> None:
+    from engines.portable.speculative.linear import LinearSpecWorker
+
+    collapse = LinearSpecWorker._collapse_to_one_row
+
+    def _collapse_to_one_row(self: Any, attn_metadata: Any, accepted: Any, contexts: int, verified: Any) -> None:
+        widest = verified if isinstance(verified, int) or not len(verified) else verified.max()
+        collapse(self, attn_metadata, accepted, contexts, widest)
+
+    patch(LinearSpecWorker, "_collapse_to_one_row", _collapse_to_one_row)

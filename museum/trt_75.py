@@ -1,4 +1,4 @@
-"""TRT-75: the choice of the graph and the preparation of its inputs disagree about the draft length."""
+"""TRT-75: the choice of the graph and the preparation of its inputs disagree about what a generation verifies."""
 
 from __future__ import annotations
 
@@ -20,16 +20,44 @@ def graph_of_another_length(patch: Patch) -> None:
 
     get_graph_metadata, replay_graph = CUDAGraphRunner.get_graph_metadata, CUDAGraphRunner.replay
 
-    def shortest(self: Any, key: tuple[int, int]) -> tuple[int, int]:
-        return min(((size, length) for size, length in self.graphs if size == key[0]), default=key)
+    def shortest(self: Any, key: Any) -> Any:
+        return min((known for known in self.graphs if known[0] == key[0]), default=key)
 
-    def metadata(self: Any, key: tuple[int, int], attn_metadata: Any, spec_metadata: Any) -> Any:
+    def metadata(self: Any, key: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
         # A graph that is to be captured is not there yet.
         chosen = shortest(self, key) if key in self.graphs else key
         return get_graph_metadata(self, chosen, attn_metadata, spec_metadata)
 
-    def replay(self: Any, key: tuple[int, int], inputs: Any) -> Any:
+    def replay(self: Any, key: Any, inputs: Any) -> Any:
         return replay_graph(self, shortest(self, key), inputs)
+
+    patch(CUDAGraphRunner, "get_graph_metadata", metadata)
+    patch(CUDAGraphRunner, "replay", replay)
+
+
+@bug(
+    "TRT-75",
+    kind="K8",
+    workers=(EAGLE3,),
+    variant="rows",
+    title="A graph is chosen by batch size and draft length, with fewer rows than the inputs have",
+    reference="TensorRT-LLM #16746",
+    caught_by=("kv-lens-equals-reference", "replay-equals-eager"),
+)
+def graph_of_other_rows(patch: Patch) -> None:
+    from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+
+    get_graph_metadata, replay_graph = CUDAGraphRunner.get_graph_metadata, CUDAGraphRunner.replay
+
+    def fewest(self: Any, key: Any) -> Any:
+        return min((known for known in self.graphs if known[:2] == key[:2]), default=key)
+
+    def metadata(self: Any, key: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
+        chosen = fewest(self, key) if key in self.graphs else key
+        return get_graph_metadata(self, chosen, attn_metadata, spec_metadata)
+
+    def replay(self: Any, key: Any, inputs: Any) -> Any:
+        return replay_graph(self, fewest(self, key), inputs)
 
     patch(CUDAGraphRunner, "get_graph_metadata", metadata)
     patch(CUDAGraphRunner, "replay", replay)

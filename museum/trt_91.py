@@ -32,3 +32,18 @@ def rows_of_the_manager(patch: Patch) -> None:
                 copy_to_device("block_offsets", table, self.host_kv_cache_block_offsets[slot])
 
     patch(KVCacheManagerV2, "copy_batch_block_offsets", copy_batch_block_offsets)
+
+
+@bug(
+    "TRT-91",
+    kind="K11",
+    workers=(EAGLE3, PARD),
+    variant="not-yet",
+    title="The host reads the outputs of a step without waiting until they have arrived",
+    reference="TensorRT-LLM, no public number",
+    caught_by=("output-lossless", "emitted-follows-acceptance"),
+)
+def read_before_they_arrive(patch: Patch) -> None:
+    from engines.portable.pyexecutor.sampler import SampleState
+
+    patch(SampleState, "synchronize", lambda self: None)

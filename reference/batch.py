@@ -150,7 +150,8 @@ class Batch:
 
     draft_len      K, drafts verified and made per row (upstream: ``runtime_draft_len``)
     max_draft_len  Kmax, the longest that K can be
-    width          draft slots of a generation (upstream: ``runtime_tokens_per_gen_step - 1``)
+    width          draft slots of a generation (upstream: ``runtime_tokens_per_gen_step - 1``); where each row says how
+                   many drafts it verifies, the most that it may
     topk           candidates per node of a tree of drafts (upstream: ``dynamic_tree_max_topK``)
     ranks          the batch of each rank of attention data parallelism, this one included; empty without others
     shares_target_kv  whether the drafter reads the target's KV cache, and writes to none
@@ -222,7 +223,7 @@ class Batch:
 
     @property
     def draft_tokens(self) -> list[int]:
-        """Drafts to verify, ``width`` per generation."""
+        """Drafts to verify of each generation, ``width`` unless it says how many."""
         return [token for row in self.generations for token in row.tokens[1:]]
 
     def limited(self, counts: Sequence[int]) -> Batch:
@@ -269,6 +270,8 @@ def _generation(row: Generation, draft_len: int, width: int, config: Config, his
     else:
         history = histories[row.request]
         text, past, made = history.text, history.past, history.drafts
+    if row.verify is not None:
+        width = draft_len = row.verify
     verified = width if config.traits.tree else draft_len
     drafts = made.tokens[:verified]
     tokens = [text.token(past), *drafts, *[PAD_TOKEN] * (width - len(drafts))]

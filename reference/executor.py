@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from reference import attention_metadata, backend_fields, compressed_attention, kv_cache, proposals, ranks, recurrent
+from reference import (
+    attention_metadata,
+    backend_fields,
+    compressed_attention,
+    kv_cache,
+    proposals,
+    ragged,
+    ranks,
+    recurrent,
+)
 from reference.attention import Sight
 from reference.batch import Batch, lay_out
 from reference.block_reuse import BlockReuse
@@ -172,6 +181,7 @@ class Session:
         batch = host.batch
         fields = attention_metadata.prepared(batch, self._config) | prefill(batch, self._config)
         fields |= self._maps(batch, batch, phase, updated=False) | self._worker.spec_metadata(batch)
+        fields |= ragged.published(batch, self._config)
         if self._config.overlap:
             fields |= host.corrections | {"position_ids": host.position_ids}
         return fields | ranks.announced(batch, self._worker)
@@ -201,7 +211,7 @@ class Session:
         updated = run > 0 and bool(drafting.calls)
         start = host.batch if phase == "replay" else batch
         entered = attention_metadata.target(start) | self._maps(start, host.batch, phase, updated=updated)
-        entered |= matcher_rows(batch, self._config, ENTERED)
+        entered |= matcher_rows(batch, self._config, ENTERED) | ragged.widths(batch, self._config)
         if self._config.overlap:
             entered["position_ids"] = host.position_ids if phase == "replay" else batch.position_ids
         entered |= recurrent.found(batch, self._config)
@@ -242,7 +252,7 @@ class Session:
         """What a forward must find beside the lengths, by backend and worker; what is skipped the host decides."""
         maps = derived(forward, self._config, updated=updated) | seen_compressed(forward, self._config)
         maps |= indexed(forward, self._config) if isinstance(forward, Batch) else {}
-        maps |= backend_fields.tables(forward, host, self._config)
+        maps |= backend_fields.tables(forward, host, self._config) | ragged.row_lengths(forward, self._config)
         return maps | selection(forward, host, self._config, graph=phase != "eager") | masks(forward, self._config)
 
     def _turned(self, batch: Batch, drafting: Drafting) -> dict[int, History]:
@@ -256,7 +266,7 @@ class Session:
                 cached=row.end - row.past,
                 emitted=row.emits,
                 granted=kv_cache.granted(row, not history.started, batch.width, self._config),
-                rewound=kv_cache.rewound(row, batch.width),
+                rewound=kv_cache.rewound(row),
                 drafts=drafts,
             )
             turned[row.request] = history.after(turn, row.text)
@@ -274,7 +284,7 @@ class Session:
             fields["draft_tree"] = {i: list(history.drafts.parents) for i, history in started.items()}
         fields |= {
             "emitted": {i: history.emitted for i, history in started.items()},
-            "py_rewind_len": {row.request: kv_cache.rewound(row, batch.width) for row in generations},
+            "py_rewind_len": {row.request: kv_cache.rewound(row) for row in generations},
             "py_num_accepted_draft_tokens": {row.request: len(row.accepted) - 1 for row in generations},
         }
         if not self._config.overlap:

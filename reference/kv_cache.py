@@ -12,11 +12,11 @@ def granted(row: Row, first_turn: bool, width: int, config: Config) -> int:
     """KV tokens granted for a row before its forward, by either manager.
 
     The first chunk of a prompt gets the whole prompt, room for the draft loop and for ``width`` drafts; later
-    chunks get nothing, a generation one token and its drafts. Under the overlap scheduler, which supposes that all
+    chunks get nothing, a generation what it feeds. Under the overlap scheduler, which supposes that all
     drafts of the last step are accepted, a first chunk has room for the most drafts that a step can have.
     """
     if not row.is_context:
-        return 1 + width
+        return row.query
     if config.overlap:
         width = config.tokens_per_gen_step(config.max_draft_len) - 1
     return row.prompt_len + config.num_extra_kv_tokens + width if first_turn else 0
@@ -28,9 +28,9 @@ def dummies(batch: Batch, config: Config) -> list[int]:
     return [row.past + more for row in batch.generations if row.request is None]
 
 
-def rewound(row: Row, width: int) -> int:
-    """KV tokens taken back after the step: drafts that were not accepted (upstream: ``py_rewind_len``)."""
-    return 0 if row.is_context else width - (len(row.accepted) - 1)
+def rewound(row: Row) -> int:
+    """KV tokens taken back after the step: what was fed and not accepted (upstream: ``py_rewind_len``)."""
+    return 0 if row.is_context else row.query - len(row.accepted)
 
 
 def ledgers(kv_tokens: Mapping[int, int], config: Config) -> dict[str, object]:

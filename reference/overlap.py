@@ -15,7 +15,7 @@ class OverlappedRow:
 
     known     tokens cached before the last step
     accepted  tokens that the last step accepts, which only the device knows
-    fed       tokens that the last step feeds per generation
+    fed       tokens that the last step feeds for it
     width     tokens that this one feeds
     """
 
@@ -69,12 +69,12 @@ def _continued(row: Row, last: Batch | None) -> tuple[int, OverlappedRow | None]
     """Which row of ``last`` a generation goes on from, and what is known of it; -1 and None where there is none.
 
     Of a prompt that ends there the host counts all but the last token as known, as if the target's own token were
-    the first of a generation's to be accepted.
+    the first of a generation's to be accepted, one with as many drafts as there are in that step.
     """
     for index, before in enumerate(last.rows if last and row.request is not None and not row.is_context else ()):
         if last and before.request == row.request:
-            accepted = len(before.accepted)
-            return index, OverlappedRow(before.end - accepted, accepted, last.width + 1, row.query)
+            accepted, fed = len(before.accepted), last.width + 1 if before.is_context else before.query
+            return index, OverlappedRow(before.end - accepted, accepted, fed, row.query)
     return -1, None
 
 

@@ -50,7 +50,7 @@ def asked(batch: Batch, config: Config) -> Fields:
     """The proposals by which a forward verifies the drafts of each generation; those of a dummy may be anything."""
     if not config.rejection_sampling:
         return {}
-    rows = [filled(row.proposals, batch.draft_len) if row.request is not None else None for row in batch.generations]
+    rows = [filled(row.proposals, row.drafts) if row.request is not None else None for row in batch.generations]
     return {"draft_probs": rows}
 
 

@@ -34,8 +34,9 @@ def derived(forward: Batch | DraftCall, config: Config, *, updated: bool) -> Fie
     }
     if config.compress_ratios:
         return fields
-    # With one draft at most, the kernels take the columns as they are.
-    expanded = {"kv_lens_expanded_cuda": [kv for _, kv in generations for _ in range(columns)]} if columns > 2 else {}
+    # With one draft at most the kernels take the columns as they are, with verify widths a length of each row.
+    expands = columns > 2 and not config.ragged_verify
+    expanded = {"kv_lens_expanded_cuda": [kv for _, kv in generations for _ in range(columns)]} if expands else {}
     return fields | expanded | {"slot_owners": owners, "scale_owners": owners}
 
 

@@ -20,6 +20,7 @@ VARIANTS: Final = (
     "recurrent",
     "rejection_sampling",
     "tp_size",
+    "ragged_verify",
 )
 """Fields of ``Config`` that ask for another way than upstream's usual one; strategies draw those that an engine has."""
 

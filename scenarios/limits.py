@@ -10,6 +10,7 @@ from scenarios.caches import check_caches
 from scenarios.errors import ScenarioError, closest
 from scenarios.model import Config
 from scenarios.overlap import check_overlap
+from scenarios.ragged import check_ragged
 from scenarios.ranks import check_ranks_config, check_replica
 from scenarios.reuse import check_reuse
 from scenarios.rows import check_rows
@@ -67,3 +68,4 @@ def check_config(config: Config) -> None:
     check_overlap(config)
     check_reuse(config)
     check_rows(config)
+    check_ragged(config)

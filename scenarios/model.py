@@ -97,6 +97,7 @@ class Config:
     tp_size           ranks of tensor parallelism, which run the same rows; the draft head of each has a part of the
                       vocabulary
     tp_rank           which of them this engine is
+    ragged_verify     whether a generation may verify fewer of its drafts than another one; see ``ragged``
     enable_block_reuse  whether a prompt begins with the pages of an earlier one that has the same tokens; see ``reuse``
     attention_dp_size ranks of attention data parallelism, each with requests of its own
     attention_dp_rank which of them this engine is
@@ -139,6 +140,7 @@ class Config:
     tp_size: int = 1
     tp_rank: int = 0
     enable_block_reuse: bool = False
+    ragged_verify: bool = False
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:
@@ -238,11 +240,13 @@ class Generation:
     ``agree`` and ``near`` as for a context, for the drafts made in *this* step; so the next step of the request accepts
     1 + min(agree, drafts it verifies) tokens, and near ones too if relaxed acceptance takes them. A dummy (``request``
     None) has ``past`` cached tokens, and its drafts are such that the target accepts ``accept`` tokens
-    (1..draft_len+1); both are left at their defaults for a real request. A served step has dummies only as
+    (1..draft_len+1, or verify+1); both are left at their defaults for a real request. A served step has dummies only as
     ``ranks.padding`` says.
 
     ``match`` is how long the match is that the request's suffix automaton finds in this step. From
     ``Config.sa_threshold`` on its drafts are those of the row, and ``agree`` speaks of them.
+
+    ``verify`` is how many of its drafts the row verifies with ``Config.ragged_verify`` (0..draft_len), None for all.
     """
 
     request: int | None
@@ -251,6 +255,7 @@ class Generation:
     past: int = 0
     accept: int = 1
     match: int = 0
+    verify: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

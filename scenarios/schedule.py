@@ -19,6 +19,7 @@ from scenarios.limits import check_config
 from scenarios.model import Config, Context, FaultKind, Generation, Phase, Request, Scenario, Step
 from scenarios.overlap import check_idle
 from scenarios.plans import RequestState, RowPlan
+from scenarios.ragged import check_verify, verify_width
 from scenarios.ranks import check_ranks
 from scenarios.reuse import Reuse, check_prefix
 
@@ -26,18 +27,17 @@ from scenarios.reuse import Reuse, check_prefix
 class Schedule:
     """The state of the executor as far as lengths go, advanced step by step.
 
-    ``requests`` maps the id of each request that has entered to its ``RequestState``; ``graphs`` holds the
-    (batch size, draft length) pairs captured so far; ``over`` says that a fatal failure ended the run; ``counter``
-    is how far forced acceptance has walked through its pool, None once a failed step may have moved it or not.
-    ``in_flight``, with overlap, says that the host has yet to process the last step. ``reuse`` knows which pages may be
-    reused.
+    ``requests`` maps the id of each request that has entered to its ``RequestState``; ``graphs`` has batch size, draft
+    length and rows of each graph captured so far; ``over`` says that a fatal failure ended the run; ``counter`` is how
+    far forced acceptance has walked through its pool, None once a failed step may have moved it or not. ``in_flight``,
+    with overlap, says that the host has yet to process the last step. ``reuse`` knows which pages may be reused.
     """
 
     def __init__(self, config: Config, requests: tuple[Request, ...] = ()) -> None:
         check_config(config)
         self.config = config
         self.requests: dict[int, RequestState] = {}
-        self.graphs: set[tuple[int, int]] = set()
+        self.graphs: set[tuple[int, int, int]] = set()
         self.failures = 0
         self.counter: int | None = 0
         self.serving = False
@@ -148,7 +148,7 @@ class Schedule:
         rows = self._force_acceptance(step, rows, field)
         check_phase(config, step.phase, field)
         self._check_batch(step, rows, field)
-        self._check_graph(step, field)
+        self._check_graph(step, rows, field)
         self._check_finish(step, field)
         self._check_fault(step, field)
         return rows
@@ -163,7 +163,7 @@ class Schedule:
             self._fail(step)
             return rows
         if step.phase is Phase.CAPTURE:
-            self.graphs.add((len(rows), step.draft_len))
+            self.graphs.add((len(rows), step.draft_len, sum(row.query for row in rows)))
         self._grant(rows)
         self._land()
         self.in_flight = self.config.overlap and self.serving and bool(rows)
@@ -198,10 +198,11 @@ class Schedule:
         else:
             state.past += plan.accepted
             # The step granted 1 + width tokens; what was not accepted is rewound.
-            state.rewind = self.draft_width(draft_len) - (plan.accepted - 1)
+            state.rewind = plan.query - plan.accepted
             made = draft_len
         if self.in_flight and plan.accepted:
-            state.ahead = self.config.tokens_per_gen_step(draft_len) - plan.accepted
+            counted = self.config.tokens_per_gen_step(draft_len) if plan.is_context else plan.query
+            state.ahead = counted - plan.accepted
         if not self.in_flight:
             state.land()
         state.drafts, state.agree = made, row.agree
@@ -292,20 +293,21 @@ class Schedule:
 
     def _plan_generation(self, step: Step, row: Generation, field: str) -> RowPlan:
         config, k = self.config, step.draft_len
-        query = config.tokens_per_gen_step(k)
         check_row(config, row, k, field)
+        check_verify(config, row, k, field)
+        width = verify_width(config, row, k)
         if row.request is None:
             self._check_dummy(step, field, may_pad=True)
-            least, most = self.config.least_history, 1 if config.traits.tree else k + 1
+            least, most = self.config.least_history, 1 if config.traits.tree else 1 + min(k, width)
             _require(row.past >= least, f"{field}.past", f"{row.past} is too small", f"write {least} or more")
             _require(
                 1 <= row.accept <= most,
                 f"{field}.accept",
                 f"{row.accept} is outside 1..{most}",
-                "leave it out, as a dummy has no tree of drafts" if config.traits.tree else "write 1 to K + 1",
+                "leave it out, as a dummy has no tree of drafts" if config.traits.tree else f"write 1 to {most}",
             )
-            granted = row.past + 1 + config.num_extra_kv_tokens + self.draft_width(k)
-            return RowPlan(None, False, row.past, query, row.accept, granted)
+            granted = row.past + 1 + config.num_extra_kv_tokens + width
+            return RowPlan(None, False, row.past, 1 + width, row.accept, granted)
         for name, default in (("past", 0), ("accept", 1)):
             _require(
                 getattr(row, name) == default,
@@ -320,9 +322,9 @@ class Schedule:
             f"request {row.request} still has {state.prompt_len - state.past} prompt tokens to compute",
             "list it under contexts until its prompt is done",
         )
-        accepted = 1 + min(state.agree, state.drafts, k)
-        granted = state.granted + 1 + self.draft_width(k)
-        return RowPlan(row.request, False, state.past, query, accepted, granted, state.ahead, state.ending)
+        accepted = 1 + min(state.agree, state.drafts, k, width)
+        granted = state.granted + 1 + width
+        return RowPlan(row.request, False, state.past, 1 + width, accepted, granted, state.ahead, state.ending)
 
     def _force_acceptance(self, step: Step, rows: list[RowPlan], field: str) -> list[RowPlan]:
         """``rows`` with what generations accept by force; none may accept a draft that the target disagrees with."""
@@ -411,15 +413,16 @@ class Schedule:
         trial.claim(rows)
         check_pools(config, (*held, *(r.granted for r in rows)), field, trial.shared())
 
-    def _check_graph(self, step: Step, field: str) -> None:
+    def _check_graph(self, step: Step, rows: list[RowPlan], field: str) -> None:
         if step.phase in (Phase.CAPTURE, Phase.REPLAY):
             _require(not step.contexts, f"{field}.contexts", "a CUDA graph holds generations only", "remove them")
         if step.phase is Phase.REPLAY:
-            shape = len(step.generations), step.draft_len
+            shape = len(rows), step.draft_len, sum(row.query for row in rows)
+            of_rows = f" and {shape[2]} rows altogether" if self.config.ragged_verify else ""
             _require(
                 shape in self.graphs,
                 f"{field}.phase",
-                f"no earlier step captured batch size {shape[0]} with draft_len {shape[1]}",
+                f"no earlier step captured batch size {shape[0]} with draft_len {shape[1]}{of_rows}",
                 "add a capture step of that shape or write 'eager'",
             )
 

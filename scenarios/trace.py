@@ -75,6 +75,12 @@ FIELDS: Final[dict[str, str]] = {
     "draft_tokens": "device int32 [G * (tokens_per_gen_step - 1)]: drafts to verify, flat",
     "runtime_draft_len": "host int",
     "runtime_tokens_per_gen_step": "host int",
+    # Verify widths (config.ragged_verify): rows of each generation, what it verifies and one more; r = their sum. Flat
+    # fields have as many entries per generation as it has rows (draft_tokens one less, offsets of positions as many).
+    "ragged_verify_lens": "host list of int [G]: rows of each generation; prepared",
+    "gen_token_repeats_cuda": "device int32 [G]: the same; prepared, entered",
+    "row_req_idx_cuda": "device int32 [r]: batch row of each row of the generations; DSA: prepared, entered, draft[0]",
+    "row_kv_lens_cuda": "device int32 [r]: KV length of its request up to each of them, itself included; likewise",
     # The overlap scheduler (config.overlap): prepared. g generations, w rows each.
     "previous_batch_indices": "device int64 [g]: row of the step in flight that each one continues, -1 without one",
     "previous_kv_lens_offsets_cuda": "device int32 [g]: what the forward adds to its KV length",
@@ -151,7 +157,8 @@ FIELDS: Final[dict[str, str]] = {
     # target, every row of a draft call from the second one on).
     "spec_decoding_packed_mask": "device: per row and node the nodes of this forward that it sees, itself last",
     "spec_decoding_position_offsets": "device: per row and node how many nodes of this forward are above it",
-    "spec_decoding_generation_lengths": "device int32: nodes per row",
+    "spec_decoding_generation_lengths": "device int32: nodes per row; and rows of each generation with verify widths, "
+    "on TRTLLM: prepared, entered",
     # A drafter with a context of its own (DFlash, DSpark).
     "ctx_len": "device int64, per generation of the batch: columns of its context; entered, restored, failed",
     "num_ctx_per_req": "device int64 [G]: columns that the draft call reads; draft[i]",

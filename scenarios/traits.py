@@ -25,6 +25,7 @@ class WorkerTraits:
     sa_enhancer          a suffix automaton's drafts may take the place of the model's
     recurrent            it makes the recurrent states of the tokens that it accepts the live ones of hybrid models
     rejection_sampling   it may verify its drafts by what its draft model has proposed
+    ragged_verify        it may verify another number of drafts of each generation: a chain of one row per draft
     """
 
     name: str
@@ -44,6 +45,7 @@ class WorkerTraits:
     sa_enhancer: bool = False
     recurrent: bool = False
     rejection_sampling: bool = False
+    ragged_verify: bool = False
 
     @property
     def reuses_blocks(self) -> bool:
@@ -81,6 +83,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             sa_enhancer=True,
             recurrent=True,
             rejection_sampling=True,
+            ragged_verify=True,
         ),
         WorkerTraits(
             "MTPEagleWorker",
@@ -90,11 +93,13 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             sa_enhancer=True,
             recurrent=True,
             rejection_sampling=True,
+            ragged_verify=True,
         ),
         WorkerTraits(
             "DraftTargetOneModelWorker",
             "a separate draft model, linear draft loop over tokens alone",
             rejection_sampling=True,
+            ragged_verify=True,
         ),
         WorkerTraits(
             "PARDWorker",
@@ -125,6 +130,7 @@ WORKERS: Final[dict[str, WorkerTraits]] = {
             draft_model=False,
             draft_vocab=False,
             recurrent=True,
+            ragged_verify=True,
         ),
         WorkerTraits(
             "DFlashWorker",

@@ -9,8 +9,10 @@ from typing import Final
 from scenarios import Config
 from scenarios import forced_acceptance as forced
 from scenarios.overlap import overlaps_on
+from scenarios.ragged import ragged_on
 from scenarios.rows import recurs_on
 from strategies.choices import Draw, choose, digits, pick
+from strategies.widths import holds_several
 
 _FORCES: Final = (*(0.0,) * 9, 1.0, 0.5, 1.5, 2.75, 3.0, 0.25, 32.0)
 """Mostly none; the last one is everything at any draft length."""
@@ -23,6 +25,8 @@ _THRESHOLDS: Final = (0, 0, 1, 3, 3, 8)
 _RANKS: Final = (1, 1, 1, 1, 1, 2, 3, 2)
 _REPLICAS: Final = (1, 1, 1, 1, 1, 2, 3)
 _OVERLAP: Final = (False, False, False, True)
+_RAGGED: Final = (*((False, False),) * 3, (True, False), (True, True))
+"""Whether generations verify numbers of drafts of their own, and whether that is to meet the overlap scheduler."""
 _ROWS: Final = (*((False, False),) * 5, (True, False), (False, True), (True, True))
 """Whether the target has recurrent layers, and whether drafts are verified by proposals."""
 
@@ -47,8 +51,15 @@ def draw_variants(draw: Draw, config: Config, variants: Collection[str]) -> Conf
     if rejection:
         # What else it is not combined with gives way.
         topk, delta, threshold = *_RELAXED[0], 0
+    ragged, meets_overlap = choose(draw, _RAGGED) if "ragged_verify" in variants else _RAGGED[0]
+    if ragged and ragged_on(config.worker, config.attention_backend) and holds_several(config):
+        # What it is not combined with gives way.
+        forces, guided, topk, delta, threshold = False, False, *_RELAXED[0], 0
+        overlap = overlap or (meets_overlap and "overlap" in variants)
+        config = replace(config, ragged_verify=True)
     config = replace(config, recurrent=recurrent, rejection_sampling=rejection)
     ranks = choose(draw, _RANKS) if "attention_dp_size" in variants else 1
+    ranks = 1 if config.ragged_verify else ranks
     rank = pick(draw, ranks)
     shards = choose(draw, _REPLICAS) if "tp_size" in variants else 1
     if ranks > 1 or guided or not config.traits.shares_draft_head:

@@ -136,7 +136,7 @@ class Composer:
         return self._draw_served(draw, draft_len, replay=phase is Phase.REPLAY)
 
     def _draw_served(self, draw: Draw, draft_len: int, *, replay: bool) -> Step:
-        sizes: tuple[int, ...] = ()
+        sizes: dict[int, list[int]] = {}
         if self.schedule.in_flight and pick(draw, _IDLE) == _IDLE - 1:
             return Step(draft_len=draft_len)
         idle = draw_idle(draw, self.schedule, draft_len, self.steps[-1] if self.steps else None)
@@ -146,7 +146,7 @@ class Composer:
             draft_len, sizes = self._nearest_graphs(draft_len)
         layout = self._draw_layout(draw, draft_len, sizes)
         if not layout.contexts and not layout.generations:
-            draft_len, sizes = least_draft_len(self.schedule.config), ()
+            draft_len, sizes = least_draft_len(self.schedule.config), {}
             layout = self._draw_layout(draw, draft_len, sizes)
         if not layout.contexts and not layout.generations:
             # All pages are those of requests that end with the step in flight, or that it has yet to give back.
@@ -161,13 +161,17 @@ class Composer:
         )
         return draw_peers(draw, self.schedule, step, sizes)
 
-    def _nearest_graphs(self, draft_len: int) -> tuple[int, tuple[int, ...]]:
-        """The draft length nearest to ``draft_len`` for which graphs could be replayed, and their batch sizes."""
+    def _nearest_graphs(self, draft_len: int) -> tuple[int, dict[int, list[int]]]:
+        """The draft length nearest to ``draft_len`` for which graphs could be replayed; their rows by batch size."""
         possible = replayable(self.schedule)
-        nearest = min((k for _, k in possible), key=lambda k: abs(k - draft_len))
-        return nearest, tuple(size for size, k in possible if k == nearest)
+        nearest = min((k for _, k, _ in possible), key=lambda k: abs(k - draft_len))
+        graphs: dict[int, list[int]] = {}
+        for size, k, rows in possible:
+            if k == nearest:
+                graphs.setdefault(size, []).append(rows)
+        return nearest, graphs
 
-    def _draw_layout(self, draw: Draw, draft_len: int, sizes: tuple[int, ...]) -> Layout:
+    def _draw_layout(self, draw: Draw, draft_len: int, sizes: dict[int, list[int]]) -> Layout:
         return draw_layout(draw, self.schedule, draft_len, arrive=lambda most: self._arrive(draw, most), graphs=sizes)
 
     def _arrive(self, draw: Draw, most: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from operator import le, sub
 from typing import Final, NamedTuple
 
@@ -13,6 +13,7 @@ from strategies.acceptance import draw_matches, draw_near, least_agreement, most
 from strategies.choices import Draw, arrangement, choose, in_range
 from strategies.drafting import draw_agreements
 from strategies.sizes import SHAPES, chunk_lens, fitting_shape
+from strategies.widths import draw_widths
 
 NEW: Final = -1
 """Stands for a request that has not entered yet."""
@@ -167,12 +168,13 @@ def draw_layout(
     draft_len: int,
     *,
     arrive: Arrival | None = None,
-    graphs: Collection[int] = (),
+    graphs: Mapping[int, Collection[int]] | None = None,
 ) -> Layout:
     """A layout, with the ``draw`` of a composite strategy; without rows if nothing could run.
 
     arrive  lets new requests enter
-    graphs  batch sizes of graphs: as many generations as the one nearest to the shape that is drawn, and no context
+    graphs  batch sizes of graphs, with the numbers of rows that they have: as many generations as the one nearest to
+            the shape that is drawn, and no context
     """
     room, states = Room(schedule, draft_len), schedule.requests
     ready = [r for r in schedule.generating if room.admits_generation(states[r])]
@@ -181,13 +183,17 @@ def draw_layout(
     limits = min(len(waiting) + new, room.tokens), min(len(ready), room.tokens // room.fed)
     if not any(limits):
         return Layout((), ())
-    contexts, generations = fitting_shape(choose(draw, SHAPES), *limits, room.rows)
+    contexts, generations = choose(draw, SHAPES)
+    if room.config.ragged_verify:
+        # Widths differ between two generations at least: until there are, prompts start.
+        contexts, generations = max(contexts, 2 - len(schedule.generating)), max(generations, 2)
+    contexts, generations = fitting_shape((contexts, generations), *limits, room.rows)
     if graphs:
         contexts, generations = 0, min(len(ready), min(graphs, key=lambda size: abs(size - generations)))
     running = [r for r in arrangement(draw, ready, generations) if room.admit_generation(states[r])]
     coming = arrangement(draw, waiting + [NEW] * min(new, contexts), contexts)
     chunks = _draw_chunks(draw, schedule, room, coming, arrive)
-    return _with_agreements(draw, schedule, draft_len, chunks, running)
+    return _with_agreements(draw, schedule, draft_len, chunks, running, (graphs or {}).get(len(running), ()))
 
 
 def _draw_chunks(
@@ -214,7 +220,12 @@ def _draw_chunks(
 
 
 def _with_agreements(
-    draw: Draw, schedule: Schedule, draft_len: int, chunks: list[tuple[int, int]], running: list[int]
+    draw: Draw,
+    schedule: Schedule,
+    draft_len: int,
+    chunks: list[tuple[int, int]],
+    running: list[int],
+    sums: Collection[int],
 ) -> Layout:
     steered = chunks if schedule.config.traits.drafts_for_contexts else []
     config, size = schedule.config, len(steered) + len(running)
@@ -226,8 +237,9 @@ def _with_agreements(
     ]
     first = len(steered)
     match = draw_matches(draw, config, len(running))
+    widths = draw_widths(draw, config, draft_len, len(running), sums)
     generations = [
-        Generation(request=r, agree=a, near=n, match=m)
-        for r, a, n, m in zip(running, agree[first:], near[first:], match)
+        Generation(request=r, agree=a, near=n, match=m, verify=v)
+        for r, a, n, m, v in zip(running, agree[first:], near[first:], match, widths)
     ]
     return Layout(tuple(contexts), tuple(generations))

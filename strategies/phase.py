@@ -18,8 +18,8 @@ def phases(schedule: Schedule, *, with_startup: bool = True) -> st.SearchStrateg
     return st.sampled_from(phase_table(schedule, with_startup=with_startup))
 
 
-def replayable(schedule: Schedule) -> list[tuple[int, int]]:
-    """Graphs, (batch size, draft length), for which there are generations; dummies do as well among several ranks."""
+def replayable(schedule: Schedule) -> list[tuple[int, int, int]]:
+    """Graphs, (batch size, draft length, rows), for which there are generations; among several ranks dummies do too."""
     several = schedule.config.attention_dp_size > 1
     return [graph for graph in sorted(schedule.graphs) if several or graph[0] <= len(schedule.generating)]
 
@@ -32,7 +32,9 @@ def phase_table(schedule: Schedule, *, with_startup: bool = True) -> tuple[Phase
     if with_startup and not schedule.serving and BACKENDS[schedule.config.attention_backend].one_page:
         return (Phase.EAGER, Phase.WARMUP, Phase.WARMUP, Phase.WARMUP, Phase.EAGER)
     if with_startup and not schedule.serving:
-        return (Phase.EAGER, Phase.WARMUP, Phase.CAPTURE, Phase.CAPTURE, Phase.EAGER)
+        # Graphs that differ in the sum of their rows alone take several captures.
+        last = Phase.CAPTURE if schedule.config.ragged_verify else Phase.EAGER
+        return (Phase.EAGER, Phase.WARMUP, Phase.CAPTURE, Phase.CAPTURE, last)
     if replayable(schedule):
         return (Phase.EAGER, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY, Phase.REPLAY)
     return (Phase.EAGER,) * 5

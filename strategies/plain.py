@@ -143,6 +143,7 @@ def _variant(random: Random, name: str) -> dict[str, Any]:
         "enable_block_reuse": True,
         "recurrent": True,
         "rejection_sampling": True,
+        "ragged_verify": True,
     }
     return {name: numbers[name]} if name in numbers else {}
 
@@ -215,10 +216,19 @@ class _Plain:
         contexts = tuple(Context(request=None, chunk=random.randint(1, _PROMPT)) for _ in range(count))
         deepest = 0 if self.config.traits.tree else draft_len
         generations = tuple(
-            Generation(request=None, past=random.randint(1, _PROMPT), accept=random.randint(1, 1 + deepest))
+            Generation(
+                request=None,
+                past=random.randint(1, _PROMPT),
+                accept=random.randint(1, 1 + deepest),
+                verify=self._verify(draft_len),
+            )
             for _ in range(random.randint(0, most))
         )
         return Step(phase=phase, draft_len=draft_len, contexts=contexts, generations=generations)
+
+    def _verify(self, draft_len: int) -> int | None:
+        """How many drafts a generation verifies, where that may differ."""
+        return self.random.randint(0, draft_len) if self.config.ragged_verify else None
 
     def _served(self, phase: Phase, draft_len: int, arrived: Sequence[Request]) -> Step:
         random, state = self.random, self.schedule.requests
@@ -235,7 +245,13 @@ class _Plain:
         chosen = random.sample(ready, random.randint(0, len(ready)))
         match = self.config.max_seq_len if self.config.sa_threshold else 0
         generations = tuple(
-            Generation(request=i, agree=random.randint(0, draft_len), match=random.randint(0, match)) for i in chosen
+            Generation(
+                request=i,
+                agree=random.randint(0, draft_len),
+                match=random.randint(0, match),
+                verify=self._verify(draft_len),
+            )
+            for i in chosen
         )
         started = [*left, *ready]
         finish = tuple(random.sample(started, random.randint(0, len(started)))) if random.random() < 0.5 else ()

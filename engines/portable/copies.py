@@ -1,9 +1,12 @@
-"""Copies from host to device as a device sees them: they run some time after they were queued.
+"""Copies between host and device as a device sees them: they run some time after they were queued.
 
 Until then their source must stay as it is (PR #15546, #16088, #14008). Without a device every copy is done at once and
 no such mistake shows in any result; so each goes through this module, which remembers the source until the copy has
 certainly run: when the host has waited for a step that was launched later. ``LatestReads`` finds out what the copies of
 a run would read just then, and a second run, whose copies read that, is the run of a device that is as late as can be.
+
+A copy to the host has arrived when the host has waited for it, and not before: until then its destination holds
+``NOT_YET``.
 """
 
 from __future__ import annotations
@@ -11,11 +14,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from engines.portable.graphs import CpuGraph
+
+NOT_YET: Final = -1
+"""What whoever does not wait reads instead of a step's outputs."""
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A copy to the host that may not have run yet."""
+
+    number: int
+    destination: Tensor
+    content: Tensor
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,7 @@ class HostCopies:
     def __init__(self, late: Mapping[int, Tensor] | None = None) -> None:
         self._late = late or {}
         self._pending: list[_Copy] = []
+        self._arriving: list[_Arrival] = []
         self._queued = 0
         self._racing: list[str] = []
 
@@ -69,6 +86,14 @@ class HostCopies:
         self._queued += 1
         return late if late is not None and late.shape == source.shape else source
 
+    def bring(self, destination: Tensor, source: Tensor) -> None:
+        """A copy to a host tensor is being queued."""
+        destination.copy_(source)
+        with torch._C.DisableTorchFunction():
+            self._arriving.append(_Arrival(self._queued, destination, destination.clone()))
+            destination.fill_(NOT_YET)
+        self._queued += 1
+
     def record_event(self) -> int:
         """A point behind all copies queued so far."""
         return self._queued
@@ -77,12 +102,24 @@ class HostCopies:
         """The host has waited until the device has passed that point."""
         self._look()
         self._pending = [copy for copy in self._pending if copy.number >= event]
+        self._arrive(event)
 
     def take_racing(self) -> list[str]:
         """Names of the copies whose source was written before they had certainly run; each is told once."""
         self._look()
         racing, self._racing = sorted(self._racing), []
         return racing
+
+    def peek(self, destination: Tensor) -> Tensor:
+        """What a host tensor will hold, for who looks on and may not wait in the engine's place."""
+        return next((a.content for a in self._arriving if a.destination is destination), destination)
+
+    def _arrive(self, event: int) -> None:
+        with torch._C.DisableTorchFunction():
+            for arrival in self._arriving:
+                if arrival.number < event:
+                    arrival.destination.copy_(arrival.content)
+        self._arriving = [arrival for arrival in self._arriving if arrival.number >= event]
 
     def _look(self) -> None:
         with torch._C.DisableTorchFunction():
@@ -106,6 +143,7 @@ class LatestReads(HostCopies):
             due = [copy for copy in self._pending if copy.number < event]
             self.read.update((copy.number, copy.source.clone()) for copy in due if copy.is_overtaken)
         self._pending = [copy for copy in self._pending if copy.number >= event]
+        self._arrive(event)
 
     def finish(self) -> dict[int, Tensor]:
         """What was noted, once the host has waited for everything."""
@@ -128,6 +166,14 @@ def to_device(name: str, source: Tensor, device: torch.device, *, copy: bool = F
     if _watching is not None:
         source = _watching.queue(name, source)
     return source.to(device, non_blocking=True, copy=copy)
+
+
+def copy_to_host(destination: Tensor, source: Tensor) -> Tensor:
+    """Queue the copy of a device tensor to a host tensor, which is returned: to be read once the host has waited."""
+    if _watching is None or source.device.type != "cpu":
+        return destination.copy_(source, non_blocking=True)
+    _watching.bring(destination, source)
+    return destination
 
 
 def record_event() -> int:

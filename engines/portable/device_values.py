@@ -79,7 +79,18 @@ class DeviceValues:
         return lens
 
     def _forward(self, attn: Any, spec: Any) -> Values:
-        return self._lens(attn) | self._maps(attn) | self._masks(attn, spec)
+        return self._lens(attn) | self._maps(attn) | self._masks(attn, spec) | self._widths(attn)
+
+    def _widths(self, attn: Any) -> Values:
+        """What is told of the rows of generations, where these differ in how many they have."""
+        lens = getattr(attn, "ragged_verify_lens", None)
+        if not lens:
+            return {}
+        values = {"gen_token_repeats_cuda": attn.gen_token_repeats_cuda[: len(lens)]}
+        if self._sparse:
+            names = ("row_req_idx_cuda", "row_kv_lens_cuda")
+            values |= {name: getattr(attn, name)[: sum(lens)] for name in names}
+        return values
 
     def _prepared(self, attn: Any, spec: Any, inputs: Mapping[str, Any]) -> Values:
         values = {

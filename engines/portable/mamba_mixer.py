@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engines.portable.attention.backends import ragged
 from engines.row_tracer import chain_states, context_states, mixed, steps_of, tree_states
 from scenarios.tracer import RECURRENT_START
 
@@ -31,15 +32,23 @@ class MambaMixer(nn.Module):
             manager.write_states(slots[:num_contexts], of_contexts.index_select(0, last_rows))
             states.append(of_contexts)
         if n > num_contexts:
-            of_rows = self._verified(attn_metadata, steps[num_ctx_tokens:].view(n - num_contexts, -1), initial)
-            manager.intermediate_ssm_states[: n - num_contexts, : of_rows.shape[1]].copy_(of_rows)
-            states.append(of_rows.flatten())
+            states.append(self._verified(attn_metadata, steps[num_ctx_tokens:], initial[num_contexts:]))
         is_dummy = (slots == manager.padding_slot).repeat_interleave(lens.long(), output_size=len(steps))
         return mixed(digests, torch.cat(states), is_dummy)
 
     def _verified(self, attn_metadata: Any, steps: Tensor, initial: Tensor) -> Tensor:
-        """States after each row of the generations, int64 [G, w]; nodes of trees go on from their parents."""
-        initial = initial[attn_metadata.num_contexts :]
-        if not getattr(attn_metadata, "is_spec_dec_dynamic_tree", False):
-            return chain_states(steps, initial)
-        return tree_states(steps, initial, attn_metadata.spec_decoding_packed_mask)
+        """States after each row of the generations, int64 [rows], which are kept; nodes of trees follow parents."""
+        kept: Tensor = attn_metadata.kv_cache_manager.intermediate_ssm_states[: len(initial)]
+        widths = getattr(attn_metadata, "verify_widths", None)
+        if widths is not None:
+            states = context_states(steps, widths, initial)
+            kept.copy_(ragged.padded(states, widths, kept.shape[1]))
+            return states
+        by_row = steps.view(len(initial), -1)
+        states = (
+            tree_states(by_row, initial, attn_metadata.spec_decoding_packed_mask)
+            if getattr(attn_metadata, "is_spec_dec_dynamic_tree", False)
+            else chain_states(by_row, initial)
+        )
+        kept[:, : states.shape[1]].copy_(states)
+        return states.flatten()

@@ -17,6 +17,7 @@ from engines.portable.cache_observation import CacheObserver, Committed
 from engines.portable.compressed_observation import CompressedObserver
 from engines.portable.context_observation import DraftContext
 from engines.portable.copies import HostCopies
+from engines.portable.layout_observation import planned_widths, prepared_lens, published_widths
 from engines.portable.ownership_observation import held_for_nobody
 from engines.portable.page_observation import device_page_fields, host_page_fields
 from engines.portable.pyexecutor.llm_request import ScheduledRequests
@@ -80,16 +81,6 @@ def _sparse_observer(config: Config, executor: PyExecutor) -> tuple[SparseObserv
     if backend.sparse:
         return SparseObserver(managers), DEVICE_TENSORS
     return None, ()
-
-
-def _prepared_lens(attn: Any) -> Fields:
-    """Lengths that ``prepare`` writes; a backend whose kernels are not told of them has none."""
-    if not hasattr(attn, "kv_lens"):
-        return {}
-    n = attn.num_seqs
-    names = ("kv_lens", "prompt_lens_cpu", "prompt_lens_cuda")
-    lens = {name: getattr(attn, name).tolist() for name in ("kv_lens_runtime", "host_total_kv_lens")}
-    return lens | {name: getattr(attn, name).tolist()[:n] for name in names}
 
 
 def _cut(rows: Tensor, lens: Iterable[int]) -> list[list[int]]:
@@ -179,7 +170,9 @@ class Observer:
             self._sparse.begin(self._batch.all_requests(), attn.kv_lens_runtime.tolist())
         fields = self._forward_metadata(attn)
         fields.update(
-            **_prepared_lens(attn),
+            **prepared_lens(attn),
+            **planned_widths(attn),
+            **published_widths(attn),
             request_ids=[None if r.is_dummy else r.py_request_id for r in self._batch.all_requests()],
             gather_ids=spec.gather_ids.tolist(),
             draft_tokens=spec.draft_tokens.tolist(),
@@ -205,12 +198,12 @@ class Observer:
 
     def capture_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is captured: the last moment at which a device could be read."""
-        self._graph_key = list(args[0])
+        self._graph_key = list(args[0][:2])
         self._enter(args[2]["position_ids"])
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is replayed."""
-        self._graph_key = list(args[0])
+        self._graph_key = list(args[0][:2])
         given = args[1]["position_ids"]
         self._enter(given)
         static = self._executor.model_engine.cuda_graph_runner.static_inputs["position_ids"]
@@ -342,6 +335,7 @@ class Observer:
             **self._positions(),
             **self._rows.slots(self._attn_metadata, self._spec_metadata),
             **self._rows.entered(self._attn_metadata),
+            **published_widths(self._attn_metadata),
         }
         # Upstream's copies share what they save in, which a leak alone turns into a fault.
         if self._attn_metadata.is_cuda_graph and isinstance(self._attn_metadata, AttentionMetadata):
@@ -379,6 +373,8 @@ class Observer:
             if not self._cuda_capture():
                 fields.update(self._sparse.device_fields(attn))
                 fields.update(self._sparse.expanded_fields(attn, of_target=of_target))
+                if of_target or not self._drafts:
+                    fields.update(self._sparse.verify_row_fields(attn))
         return fields | self._tree_fields()
 
     def _tables(self) -> Fields:

@@ -57,10 +57,10 @@ class RowObserver:
         gens, fields = self._batch.generation_requests, {}
         if self._states is not None:
             states = self._states.intermediate_ssm_states[: len(gens), : spec.runtime_tokens_per_gen_step]
-            fields["intermediate_ssm_states"] = _unless_dummy(states, gens)
+            fields["intermediate_ssm_states"] = _as_wide(_unless_dummy(states, gens), gens, 1)
         if self._rows is not None:
             slots = spec.batch_slot_ids[attn.num_seqs - len(gens) : attn.num_seqs]
-            fields["draft_probs"] = self._proposals(spec, slots, gens)
+            fields["draft_probs"] = _as_wide(self._proposals(spec, slots, gens), gens, 0)
         return fields
 
     def restored(self, attn: Any, spec: Any, *, replay: bool) -> Fields:
@@ -109,6 +109,13 @@ class RowObserver:
 
     def _proposals(self, spec: Any, slots: Tensor, rows: Sequence[LlmRequest]) -> list[Any]:
         return _unless_dummy(spec.draft_probs[slots, : spec.runtime_draft_len], rows)
+
+
+def _as_wide(values: list[Any], gens: Sequence[LlmRequest], more: int) -> list[Any]:
+    """Values of as many rows as each generation verifies drafts, and ``more``."""
+    return [
+        row and row[: r.py_verify_len + more] if r.py_verify_len is not None else row for row, r in zip(values, gens)
+    ]
 
 
 def _unless_dummy(values: Tensor, rows: Sequence[LlmRequest]) -> list[Any]:

@@ -226,7 +226,8 @@ class PortableSession:
         batch, state = launched.iteration.batch, launched.sample_state
         state.synchronize()
         cached = {i: request.num_cached_tokens for i, request in self._executor.active_requests.items()}
-        lens = state.new_tokens_lens.tolist()[len(batch.context_requests) :]
+        new_tokens_lens = state.new_tokens_lens if self._copies is None else self._copies.peek(state.new_tokens_lens)
+        lens = new_tokens_lens.tolist()[len(batch.context_requests) :]
         running = [r for r in batch.context_requests if not r.is_finished]
         cached.update({r.py_request_id: r.context_current_position for r in running})
         for request, accepted in zip(batch.generation_requests, lens):
@@ -316,11 +317,14 @@ class PortableSession:
 
     def _generation(self, step: Step, index: int, row: Generation) -> LlmRequest | None:
         if row.request is not None:
-            return self._requests.get(row.request)
+            request = self._requests.get(row.request)
+            if request is not None:
+                request.py_verify_len = row.verify
+            return request
         if not step.phase.is_startup:
             # The executor finds out itself which dummies keep the ranks in step.
             return None
-        return dummy_generation(self._config, index, step.draft_len, row.past, row.accept)
+        return dummy_generation(self._config, index, step.draft_len, row.past, row.accept, row.verify)
 
     def _follow(self, step: Step, iteration: Iteration, error: Exception | None) -> None:
         """Forget the requests that ended, and the schedule once the run has left its plan."""

@@ -112,6 +112,13 @@ class SparseObserver:
             fields["block_table_expanded"] = [row[:n] for row, n in zip(table, used)]
         return fields
 
+    def verify_row_fields(self, attn: Any) -> dict[str, Any]:
+        """What the rows of the generations are told each, where these differ in how many they have."""
+        if not _is_portable(attn) or attn.ragged_verify_lens is None:
+            return {}
+        rows = sum(attn.ragged_verify_lens)
+        return {name: getattr(attn, name)[:rows].tolist() for name in ("row_req_idx_cuda", "row_kv_lens_cuda")}
+
     def _owners_of_data(self, attn: Any, byte_offsets: Tensor, rows: Sequence[int] = ()) -> list[list[int]]:
         """Whose each slot is; where it is shared, of the one of ``rows`` if that is an owner."""
         referred = self._referred(attn)

@@ -90,13 +90,13 @@ class SpecWorker(ABC):
         """Draft for every row of ``batch``; with draft length 0 only ingest its tokens."""
 
     def announced(self, batch: Batch) -> int:
-        """Tokens per generation that its metadata counts (upstream: ``num_tokens`` after ``prepare``)."""
+        """Tokens per generation of full width that its metadata counts (upstream: ``num_tokens`` after ``prepare``)."""
         return batch.width + 1
 
     def spec_metadata(self, batch: Batch) -> Fields:
-        """Counts that ``SpecMetadata.prepare`` leaves, from the tokens that the target is fed."""
-        contexts = sum(row.query for row in batch.contexts)
-        return {"spec_num_tokens": contexts + self.announced(batch) * len(batch.generations)}
+        """Counts that ``SpecMetadata.prepare`` leaves: tokens that the target is fed, less those not announced."""
+        left_out = batch.width + 1 - self.announced(batch)
+        return {"spec_num_tokens": sum(batch.seq_lens) - left_out * len(batch.generations)}
 
     def own_state(self, batch: Batch, *, after: bool) -> Fields:
         """Fields of what it keeps from step to step, before a forward or ``after`` it."""

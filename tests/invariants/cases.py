@@ -401,3 +401,50 @@ def sharing(worker: str, **changes: Any) -> Scenario:
             ),
         )
     )
+
+
+def ragged(worker: str, **changes: Any) -> Scenario:
+    """Generations that verify different numbers of drafts: a graph that is replayed with other widths of its sum.
+
+    Rows change places in step 3; request 0 is left out in step 4, and is given more drafts than were made in step 5.
+    """
+    config = replace(_config(worker), ragged_verify=True, **changes)
+    dummies = (replace(_dummy(worker, 3, 2), verify=1), replace(_dummy(worker, 4), verify=2))
+    return check(
+        Scenario(
+            config=config,
+            requests=(Request(id=0, prompt_len=5), Request(id=1, prompt_len=4)),
+            steps=(
+                Step(phase=Phase.CAPTURE, draft_len=3, generations=dummies),
+                Step(
+                    draft_len=3,
+                    contexts=(
+                        Context(request=0, chunk=5, agree=_agree(worker, 3)),
+                        Context(request=1, chunk=4, agree=_agree(worker, 2)),
+                    ),
+                ),
+                Step(
+                    phase=Phase.REPLAY,
+                    draft_len=3,
+                    generations=(
+                        Generation(request=0, agree=2, verify=2),
+                        Generation(request=1, agree=1, verify=1),
+                    ),
+                ),
+                Step(
+                    phase=Phase.REPLAY,
+                    draft_len=3,
+                    generations=(
+                        Generation(request=1, agree=3, verify=3),
+                        Generation(request=0, agree=2, verify=0),
+                    ),
+                ),
+                Step(draft_len=2, generations=(Generation(request=1, agree=2, verify=1),)),
+                Step(
+                    draft_len=3,
+                    generations=(Generation(request=0, verify=3), Generation(request=1, agree=3, verify=2)),
+                ),
+                Step(draft_len=3, generations=(Generation(request=0), Generation(request=1))),
+            ),
+        )
+    )

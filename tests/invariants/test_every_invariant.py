@@ -45,6 +45,8 @@ from tests.invariants.manager_mutations import MANAGER_MUTATIONS
 from tests.invariants.mutation import Mutation
 from tests.invariants.mutations import MUTATIONS
 from tests.invariants.overlap_mutations import OVERLAP_MUTATIONS
+from tests.invariants.ragged_mutations import RAGGED_MUTATIONS
+from tests.invariants.ragged_mutations import SCENARIOS as RAGGED
 from tests.invariants.reuse_mutations import REUSE_MUTATIONS, SHARING
 from tests.invariants.row_mutations import ROW_MUTATIONS
 from tests.invariants.synthetic import dressed, edit, edit_step
@@ -63,13 +65,13 @@ CASES = [make(worker) for worker in WORKERS for make in (served, started_up, fai
 OVERLAPPED = [*map(overlapped, WHOLE), overlapped(MTP), overlapping(failing(EAGLE)), sparse(overlapped(EAGLE), 12)]
 OVERLAPPED.append(separate(overlapping(served(PARD))))
 HYBRID = [*map(hybrid, [*map(served, (PARD, SA, DFLASH, MTP_TREE)), started_up(EAGLE), failing(EAGLE), OVERLAPPED[0]])]
-CASES += [*FORCED, *JUDGED, *APART, *ENHANCED, *RANKED, *BACKENDS, *OVERLAPPED, *HYBRID, *SHARING, *COMBINED]
+CASES += [*FORCED, *JUDGED, *APART, *ENHANCED, *RANKED, *BACKENDS, *OVERLAPPED, *HYBRID, *SHARING, *COMBINED, *RAGGED]
 FEW = [make(worker) for worker in WHOLE for make in (served, started_up, failing)] + SPARSE
 FEW += [served(MTP), served(SA), *FORCED, guided(EAGLE), relaxed(EAGLE), *APART[:3], *ENHANCED[2:]]
 FEW += [ranked(MTP_EAGLE), *BACKENDS[::3], BACKENDS[7], OVERLAPPED[0], *OVERLAPPED[-3:-1], *HYBRID[3:]]
-FEW += SHARING[:2] + COMBINED[::2]
+FEW += SHARING[:2] + COMBINED[::2] + RAGGED[3:5]
 ALL_MUTATIONS = [*MUTATIONS, *MANAGER_MUTATIONS, *JUDGED_MUTATIONS, *BACKEND_MUTATIONS, *OVERLAP_MUTATIONS]
-ALL_MUTATIONS += ROW_MUTATIONS + REUSE_MUTATIONS + COMBINED_MUTATIONS
+ALL_MUTATIONS += ROW_MUTATIONS + REUSE_MUTATIONS + COMBINED_MUTATIONS + RAGGED_MUTATIONS
 
 
 @cache

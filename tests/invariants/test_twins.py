@@ -17,6 +17,7 @@ from tests.invariants.cases import (
     hybrid,
     overlapped,
     overlapping,
+    ragged,
     ranked,
     relaxed,
     served,
@@ -75,6 +76,24 @@ def test_what_changes_nothing_is_turned_off_one_by_one() -> None:
     plain, pairs = twins.plain(both, "recurrent") or (None, ())
     assert plain == replace(both, config=replace(both.config, recurrent=False))
     assert pairs == tuple((i, i) for i in range(len(both.steps)))
+
+
+def test_where_widths_differ_all_drafts_are_verified_in_the_twin_and_graphs_have_other_widths() -> None:
+    scenario = ragged(EAGLE)
+    edited = drafting_twins.all_verified(scenario)
+    assert edited is not None
+    twin, pairs = edited
+    assert not twin.config.ragged_verify
+    assert {row.verify for step in twin.steps for row in step.generations} == {None}
+    assert pairs == tuple((i, i) for i in range(1, 7))
+    assert drafting_twins.all_verified(twin) is None
+    assert "verify-widths-do-not-matter" in _applying(scenario)
+    captured = startup_twins.other_values(scenario)
+    assert captured is not None
+    assert [row.verify for row in captured[0].steps[0].generations] == [2, 1]
+    shorter = drafting_twins.other_draft_lengths(scenario)
+    assert shorter is not None
+    assert all((row.verify or 0) <= step.draft_len for step in shorter[0].steps for row in step.generations)
 
 
 def test_verify_runs_one_more_scenario_per_relation_that_applies() -> None:

@@ -115,6 +115,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-51": overlapped_idle,
     "TRT-90": overlapped,
     "TRT-91": overlapped_v2,
+    "TRT-91/not-yet": overlapped_v2,
     "TRT-150": overlapped,
     "TRT-150/address": overlapped,
     "TRT-150/captured": overlapped,

@@ -26,6 +26,7 @@ from tests.quality import (  # noqa: F401  (registers)
     backend_rules,
     combined_rules,
     overlap_rules,
+    ragged_rules,
     reuse_rules,
     row_rules,
     worker_rules,

@@ -18,7 +18,18 @@ from scenarios import (
     check,
     kept_in_step,
 )
-from tests.invariants.cases import beside, hybrid, on_backend, overlapped, overlapping, ranked, sharing, started_up
+from tests.invariants.cases import (
+    beside,
+    hybrid,
+    on_backend,
+    overlapped,
+    overlapping,
+    ragged,
+    ranked,
+    sharing,
+    sparse,
+    started_up,
+)
 from tests.museum.scenario_of import SCENARIOS as OF_DEFECTS
 
 K = 3
@@ -105,6 +116,16 @@ def known_in_two_caches(worker: str) -> Scenario:
     return check(Scenario(config=config, requests=(Request(id=0, prompt_len=13), *likes), steps=steps))
 
 
+def ragged_beside_a_prompt(worker: str) -> Scenario:
+    """A generation verifies two drafts in a step with a context, on a sparse backend."""
+    steps = (
+        Step(draft_len=K, contexts=(Context(request=0, chunk=4, agree=1),)),
+        Step(draft_len=K, contexts=(Context(request=1, chunk=3),), generations=(Generation(request=0, verify=2),)),
+    )
+    changes: dict[str, Any] = {"ragged_verify": True, "attention_backend": "DSA", "index_topk": 2}
+    return _scenario(worker, *steps, prompts=(4, 3), **changes)
+
+
 def waiting(worker: str) -> Scenario:
     """Between two generations an iteration has nothing to launch, and one draft is accepted by force, or two."""
     row = Generation(request=0, agree=K)
@@ -140,6 +161,11 @@ SCENARIOS = {
     "thinking in chunks": thinking_in_chunks,
     "sharing": sharing,
     "giving way": giving_way,
+    "ragged": ragged,
+    "ragged in flight": lambda worker: ragged(worker, overlap=True),
+    "ragged on DSA": lambda worker: sparse(ragged(worker)),
+    "ragged beside a prompt": ragged_beside_a_prompt,
+    "hybrid ragged": lambda worker: hybrid(ragged(worker)),
     "known in two caches": known_in_two_caches,
     "ranks overlapped": lambda worker: overlapping(ranked(worker)),
     "pages overlapped": lambda worker: on_backend(overlapped(worker), "FLASHINFER"),

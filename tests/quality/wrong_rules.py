@@ -192,7 +192,7 @@ def chunk_grants_itself(patch: Patch) -> None:
 @rule("rewind counts the target's token", DRAFT_TARGET, "TRT-102/width")
 def rewind_off_by_one(patch: Patch) -> None:
     """The rewind takes the target's token for an accepted draft."""
-    patch(kv_cache, "rewound", lambda row, width: 0 if row.is_context else max(0, width - len(row.accepted)))
+    patch(kv_cache, "rewound", lambda row: 0 if row.is_context else max(0, row.query - 1 - len(row.accepted)))
 
 
 @rule("a page more at a border", MTP_EAGLE, "TRT-13")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -104,11 +105,13 @@ def scenarios(
     eager_drafter: bool = False,
     enhanced: bool = False,
     index_topk: int | None = None,
+    ragged: bool = True,
 ) -> Scenario:
     """Start-up with dummies, then up to three requests in chunks; ``eager_drafter`` always agrees to all drafts.
 
     With ``enhanced`` there are suffix automata beside the model of each worker that may have some. Dense for
-    ``index_topk`` 0, sparse for others, either when it is None and the worker can.
+    ``index_topk`` 0, sparse for others, either when it is None and the worker can. With ``ragged`` generations
+    verify fewer drafts than were made in half of the scenarios whose worker lets them.
     """
     traits = WORKERS[draw(st.sampled_from([name for name in workers if WORKERS[name].sparse or not index_topk]))]
     longest = draw(st.integers(1, 4))
@@ -117,6 +120,8 @@ def scenarios(
     if enhanced and traits.sa_enhancer:
         sizes["sa_threshold"] = draw(st.integers(1, 3))
     config = configuration(traits.name, longest, topk, graph_warmup_runs=draw(st.integers(0, 1)), **sizes)
+    if ragged and traits.ragged_verify and not config.sa_threshold:
+        config = replace(config, ragged_verify=draw(st.booleans()))
     prompt_lens = st.integers(max(1, config.least_history), 7)
     requests = [Request(id=i, prompt_len=draw(prompt_lens)) for i in range(draw(st.integers(1, 3)))]
     left = {request.id: request.prompt_len for request in requests}
@@ -136,12 +141,17 @@ def scenarios(
                 contexts.append(Context(request=i, chunk=chunk, agree=agree() if traits.drafts_for_contexts else 0))
             elif not left[i]:
                 match = draw(st.integers(0, 4)) if config.sa_threshold else 0
-                generations.append(Generation(request=i, agree=agree(), match=match))
+                verify = draw(_verified(k)) if config.ragged_verify else None
+                generations.append(Generation(request=i, agree=agree(), match=match, verify=verify))
         if contexts or generations:
             steps.append(Step(draft_len=k, contexts=tuple(contexts), generations=tuple(generations)))
     if not steps:
         steps = [draw(_startup(config))]
     return check(Scenario(config=config, requests=tuple(requests), steps=tuple(steps)))
+
+
+def _verified(draft_len: int) -> st.SearchStrategy[int | None]:
+    return st.none() | st.integers(0, draft_len)
 
 
 @st.composite

@@ -94,7 +94,7 @@ def test_the_ledger_is_what_was_granted_first_plus_what_was_accepted(scenario: S
             if not plan.is_context:
                 held[plan.request] += plan.accepted
                 assert updated["py_num_accepted_draft_tokens"][plan.request] == plan.accepted - 1
-                assert updated["py_rewind_len"][plan.request] == width - (plan.accepted - 1)
+                assert updated["py_rewind_len"][plan.request] == plan.query - plan.accepted
         assert updated["kv_tokens"] == held
         pages = sum(-(-tokens // config.tokens_per_block) for tokens in held.values())
         assert updated["free_blocks"] == config.num_blocks - pages
@@ -111,7 +111,8 @@ def test_a_drafter_that_equals_the_target_is_accepted_whole(scenario: Scenario) 
         )
         for row in step.generations:
             assert row.request is not None
-            assert lens[row.request] == 1 + min(drafted[row.request], step.draft_len)
+            verified = step.draft_len if row.verify is None else row.verify
+            assert lens[row.request] == 1 + min(drafted[row.request], verified)
             drafted[row.request] = step.draft_len
         for context in step.contexts:
             assert context.request is not None

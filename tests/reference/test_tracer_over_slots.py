@@ -28,7 +28,12 @@ def test_the_tracer_over_slots_gives_the_same_tokens(scenario: Scenario) -> None
     over_slots(scenario)
 
 
-@given(scenarios([*LINEAR, PARD], index_topk=0), st.integers(1, 3), st.integers(1, 6), st.sampled_from(RATIOS))
+@given(
+    scenarios([*LINEAR, PARD], index_topk=0, ragged=False),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.sampled_from(RATIOS),
+)
 def test_so_it_does_over_compressed_tokens(
     dense: Scenario, index_topk: int, window_size: int, compress_ratios: tuple[int, ...]
 ) -> None:
@@ -36,7 +41,7 @@ def test_so_it_does_over_compressed_tokens(
     over_slots(check(replace(dense, config=replace(dense.config, attention_backend="DEEPSEEK_V4", **sizes))))
 
 
-@given(scenarios(LINEAR[:2], index_topk=0), st.booleans())
+@given(scenarios(LINEAR[:2], index_topk=0, ragged=False), st.booleans())
 def test_so_it_does_through_views(dense: Scenario, separate: bool) -> None:
     own = {"use_separate_draft_kv_cache": True, "draft_num_blocks": 64, "draft_tokens_per_block": 3}
     sizes = own if separate else {}

@@ -108,7 +108,7 @@ class TestState:
     def test_dummies_leave_nothing_behind(self) -> None:
         schedule = Schedule(EAGLE, REQUESTS)
         schedule.advance(dummies(2, 5))
-        assert (schedule.blocks_in_use, schedule.graphs, schedule.serving) == ((0,), {(2, 3)}, False)
+        assert (schedule.blocks_in_use, schedule.graphs, schedule.serving) == ((0,), {(2, 3, 8)}, False)
         schedule.advance(START)
         assert schedule.serving
 

@@ -38,7 +38,23 @@ def test_a_fair_share_has_a_variant() -> None:
         assert {c.worker for c in seen if getattr(c, variant)} == {n for n, t in WORKERS.items() if getattr(t, variant)}
         assert 0.1 < sum(getattr(c, variant) for c in seen) / len(seen) < 0.4
     assert any(c.recurrent and c.rejection_sampling and c.overlap for c in seen)
+    ragged = [c for c in seen if c.ragged_verify]
+    assert {c.worker for c in ragged} == {n for n, t in WORKERS.items() if t.ragged_verify}
+    assert 0.1 < len(ragged) / sum(WORKERS[c.worker].ragged_verify for c in seen) < 0.4
+    assert 0.3 < sum(c.overlap for c in ragged) / len(ragged) < 0.9
     assert simplest(configs(variants=VARIANTS)) == Config(worker="Eagle3OneModelWorker", max_draft_len=1)
+
+
+def test_widths_differ_and_graphs_meet_others_than_they_were_captured_with() -> None:
+    config = Config(worker="MTPEagleWorker", max_draft_len=3, ragged_verify=True)
+    seen = all_of(scenarios(config=config, max_steps=8), 120)
+    served = [s for case in seen for s in check(case).steps if not s.phase.is_startup and len(s.generations) > 1]
+    differing = [s for s in served if len({g.verify for g in s.generations}) > 1]
+    assert len(differing) > len(served) / 4
+    captured = {tuple(g.verify for g in s.generations) for case in seen for s in case.steps if s.phase is Phase.CAPTURE}
+    assert any(len(set(widths)) > 1 for widths in captured)
+    assert any(s.phase is Phase.REPLAY for s in differing)
+    assert all(g.verify is None for s in simplest(scenarios(config=config)).steps for g in s.generations)
 
 
 def test_none_is_drawn_unasked() -> None:

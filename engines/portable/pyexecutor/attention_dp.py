@@ -16,12 +16,18 @@ def dummy_context(row: int, chunk: int) -> LlmRequest:
     return LlmRequest(_dummy_id(row), [DUMMY_TOKEN] * chunk, is_dummy=True)
 
 
-def dummy_generation(config: Config, row: int, draft_len: int, past: int, accept: int) -> LlmRequest:
-    """A dummy of one row of the batch that has ``past`` cached tokens; the target accepts ``accept`` of its tokens."""
+def dummy_generation(
+    config: Config, row: int, draft_len: int, past: int, accept: int, verify: int | None = None
+) -> LlmRequest:
+    """A dummy of one row of the batch that has ``past`` cached tokens; the target accepts ``accept`` of its tokens.
+
+    ``verify`` is how many of its drafts it verifies, None for all.
+    """
     # Without a tree of its own a dummy's drafts are placeholders.
     made = 0 if config.traits.tree else draft_len
     drafts = dummy_drafts(past, made, accept, config.index_topk, config.window_size, config.compress_ratios)
     request = LlmRequest(_dummy_id(row), [DUMMY_TOKEN] * past, is_dummy=True, py_draft_tokens=drafts)
+    request.py_verify_len = verify
     request.generated.append(DUMMY_TOKEN)
     return request
 

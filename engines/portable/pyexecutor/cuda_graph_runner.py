@@ -13,8 +13,8 @@ from engines.portable.graphs import Graph, capture
 from engines.portable.memory_buffer_utils import Buffers
 from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 
-GraphKey = tuple[int, int]
-"""Batch size, and draft tokens of each generation."""
+GraphKey = tuple[int, int, int]
+"""Batch size, draft tokens of each generation at most, and rows of all of them."""
 Inputs = dict[str, Any]
 ForwardFn = Callable[[Inputs], dict[str, Tensor]]
 
@@ -30,7 +30,7 @@ class CapturedGraph:
 
 
 class CUDAGraphRunner:
-    """Graphs by batch size and draft length, over input buffers that all of them share.
+    """Graphs by batch size, draft length and number of rows, over input buffers that all of them share.
 
     ``warmup_steps`` forwards run before a capture (upstream: ``WARMUP_STEPS``). Without CUDA the graphs are
     emulated, see ``graphs``; ``replays`` says which of them will be replayed, for the others need not be recorded.
@@ -51,7 +51,7 @@ class CUDAGraphRunner:
     def get_graph_metadata(self, key: GraphKey, attn_metadata: Any, spec_metadata: Any) -> tuple[Any, Any]:
         """Attention and spec metadata of the graph; made from the given ones when there is no such graph yet."""
         if key not in self.graphs:
-            batch_size, draft_len = key
+            batch_size, draft_len, _ = key
             self.graphs[key] = CapturedGraph(
                 attn_metadata.create_cuda_graph_metadata(
                     batch_size, max_draft_tokens=draft_len, buffers=self.cuda_graph_buffers

@@ -17,6 +17,7 @@ class LlmRequest:
     context_chunk_size             prompt tokens that this step computes
     generated                      tokens emitted
     py_draft_tokens                drafts to verify, one per draft slot of the step
+    py_verify_len                  how many of its drafts this step verifies; None for as many as the step has
     py_num_drafts                  how many of these were made; the others are padding
     py_num_accepted_draft_tokens   drafts accepted in the last step
     py_rewind_len                  KV tokens to give back after it
@@ -33,6 +34,7 @@ class LlmRequest:
     context_chunk_size: int = 0
     generated: list[int] = field(default_factory=list)
     py_draft_tokens: list[int] = field(default_factory=list)
+    py_verify_len: int | None = None
     py_num_drafts: int = 0
     py_num_accepted_draft_tokens: int = 0
     py_rewind_len: int = 0

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from engines.portable._utils import host_tensor
 from engines.portable.attention.backends.interface import KVCacheParams
+from engines.portable.attention.backends.ragged import first_rows
 from engines.portable.attention.backends.trtllm import TrtllmAttentionMetadata
 from engines.portable.copies import copy_to_device
 from engines.portable.distributed import Distributed
@@ -103,7 +104,9 @@ class PyTorchModelEngine:
         attn_metadata.update_spec_dec_param(
             True, spec_metadata, len(scheduled_requests.all_requests()), len(scheduled_requests.context_requests)
         )
-        key: GraphKey = (len(scheduled_requests.generation_requests), width - 1)
+        generations = scheduled_requests.generation_requests
+        num_rows = sum(1 + len(request.py_draft_tokens) for request in generations)
+        key: GraphKey = (len(generations), width - 1, num_rows)
         if use_cuda_graph or capture:
             attn_metadata, spec_metadata = self.cuda_graph_runner.get_graph_metadata(key, attn_metadata, spec_metadata)
         inputs = self._prepare_inputs(scheduled_requests, attn_metadata, spec_metadata, new_tensors_device)
@@ -140,11 +143,16 @@ class PyTorchModelEngine:
     ) -> dict[str, Any]:
         """Fill input buffers and both metadata objects: the keyword arguments of the model's forward."""
         rows = self._flatten(scheduled_requests, new_tensors_device)
-        if not attn_metadata.is_cuda_graph:
+        ragged = self.spec_config.ragged_verify
+        if ragged or not attn_metadata.is_cuda_graph:
             attn_metadata.seq_lens = torch.tensor(rows.sequence_lengths, dtype=torch.int32)
+        contexts = len(scheduled_requests.context_requests)
+        if ragged:
+            # First: what is derived from it is derived while the rest is prepared.
+            attn_metadata.ragged_verify_lens = rows.sequence_lengths[contexts:]
         attn_metadata.request_ids = rows.request_ids
         attn_metadata.prompt_lens = rows.prompt_lengths
-        attn_metadata.num_contexts = len(scheduled_requests.context_requests)
+        attn_metadata.num_contexts = contexts
         attn_metadata.kv_cache_params = KVCacheParams(
             use_cache=True,
             num_cached_tokens_per_seq=rows.num_cached_tokens,
@@ -154,6 +162,7 @@ class PyTorchModelEngine:
         attn_metadata.prepare()
         attn_metadata.all_rank_num_tokens = self._gather_num_tokens(attn_metadata, spec_metadata)
 
+        spec_metadata.verify_widths = attn_metadata.verify_widths if ragged else None
         draft_tokens = spec_metadata.draft_tokens = self._upload("draft_tokens_cuda", rows.draft_tokens)
         self._prepare_spec_metadata(spec_metadata, scheduled_requests, rows)
         self._gather_spec_counts(attn_metadata, spec_metadata)
@@ -171,10 +180,11 @@ class PyTorchModelEngine:
                 spec_metadata.runtime_tokens_per_gen_step,
                 self.spec_config.get_runtime_drafts(spec_metadata.runtime_draft_len),
                 new_tensors_device,
+                spec_metadata.verify_widths,
                 in_generations,
                 draft_tokens,
             )
-        self._tell_tokens(in_generations.view(-1, spec_metadata.runtime_tokens_per_gen_step), spec_metadata)
+        self._tell_tokens(in_generations, spec_metadata)
         return {
             "input_ids": input_ids,
             "position_ids": position_ids.unsqueeze(0),
@@ -183,11 +193,15 @@ class PyTorchModelEngine:
         }
 
     def _tell_tokens(self, fed: Tensor, spec_metadata: SpecMetadata) -> None:
-        """Tell what generations feed, int32 [G, width], to those whom the host could not always tell."""
+        """Tell what generations feed, int32 [rows], to those whom the host could not always tell."""
+        width, widths = spec_metadata.runtime_tokens_per_gen_step, spec_metadata.verify_widths
         if self.guided_decoder is not None:
-            self.guided_decoder.feed(fed)
-        if spec_metadata.sa_manager is not None:
-            spec_metadata.sa_manager.append_first_tokens(fed[:, 0])
+            self.guided_decoder.feed(fed.view(-1, width))
+        # Metadata of upstream's own may know of none.
+        automata = getattr(spec_metadata, "sa_manager", None)
+        if automata is not None:
+            first = fed[::width] if widths is None else fed.index_select(0, first_rows(widths))
+            automata.append_first_tokens(first)
 
     def _prepare_spec_metadata(
         self, spec_metadata: SpecMetadata, scheduled_requests: ScheduledRequests, rows: _Rows
@@ -248,7 +262,7 @@ class PyTorchModelEngine:
             past = request.num_cached_tokens
             positions = [past] * len(tokens) if self.spec_config.use_dynamic_tree else range(past, past + len(tokens))
             if previous is not None and request.previous_row is not None:
-                past += previous.tokens_per_gen_step
+                past += previous.tokens_of_rows[request.previous_row]
             self._add_sequence(rows, tokens, past, positions, request.py_prompt_len, request.py_request_id)
             rows.gather_ids.extend(range(begin, len(rows.input_ids)))
             rows.draft_tokens.extend(drafts)

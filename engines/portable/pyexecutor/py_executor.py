@@ -208,13 +208,17 @@ class PyExecutor:
         spec_config, batch = self.model_engine.spec_config, iteration.batch
         drafts = spec_config.get_runtime_drafts(iteration.draft_len)
         width = spec_config.get_runtime_tokens_per_gen_step(iteration.draft_len)
-        state = self.sampler.sample_async(batch, outputs, drafts, width - 1)
+        # Not by their drafts: with overlap those are by now the ones of the step that was processed meanwhile.
+        verified = (request.py_verify_len for request in batch.generation_requests)
+        slots = tuple(width - 1 if count is None else count for count in verified)
+        state = self.sampler.sample_async(batch, outputs, drafts, slots)
         for request in batch.context_requests:
             request.move_to_next_context_chunk()
         for row, request in enumerate(batch.all_requests()):
             request.py_batch_idx = row
+        counted = (*(width for _ in batch.context_requests), *(1 + count for count in slots))
         device = SampleStateTensors(
-            outputs["next_new_tokens"], outputs["new_tokens_lens"], outputs["next_draft_tokens"], drafts, width
+            outputs["next_new_tokens"], outputs["new_tokens_lens"], outputs["next_draft_tokens"], drafts, counted
         )
         return BatchState(iteration, state, device)
 
@@ -240,15 +244,16 @@ class PyExecutor:
                 request.set_prepopulated_prompt_len(find_reused_tokens(pools, request))
 
     def _pad_draft_tokens(self, iteration: Iteration) -> None:
-        """Give each request the draft slots of this step: its drafts, cut to the draft length, then padding."""
+        """Give each request the draft slots of this step: its drafts, cut to what it verifies, then padding."""
         spec_config = self.model_engine.spec_config
         width = spec_config.get_runtime_tokens_per_gen_step(iteration.draft_len) - 1
         made = spec_config.get_runtime_drafts(iteration.draft_len)
         for request in iteration.batch.all_requests():
-            drafts = [] if request.is_context else request.py_draft_tokens[:made]
-            request.py_draft_tokens = drafts + [PAD_TOKEN] * (width - len(drafts))
+            slots, most = (width, made) if request.py_verify_len is None else (request.py_verify_len,) * 2
+            drafts = [] if request.is_context else request.py_draft_tokens[:most]
+            request.py_draft_tokens = drafts + [PAD_TOKEN] * (slots - len(drafts))
             in_flight = self.previous_batch is not None and request.previous_row is not None
-            request.py_num_drafts = min(self._drafts_in_flight(), made) if in_flight else len(drafts)
+            request.py_num_drafts = min(self._drafts_in_flight(), most) if in_flight else len(drafts)
 
     def _drafts_in_flight(self) -> int:
         """Drafts of each row of the step in flight, which the host has yet to see."""

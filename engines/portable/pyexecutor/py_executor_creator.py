@@ -205,6 +205,7 @@ def _spec_config(config: Config) -> DecodingConfig:
         relaxed_topk=config.relaxed_topk,
         relaxed_delta=config.relaxed_delta,
         begin_thinking_phase_token=BEGIN_THINKING_TOKEN,
+        ragged_verify=config.ragged_verify,
         use_shared_kv_cache=config.shares_target_kv,
     )
 

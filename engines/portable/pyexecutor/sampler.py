@@ -20,7 +20,7 @@ class SampleState:
     new_tokens_lens    int32 [n]
     next_draft_tokens  int32 [n, drafts]
     runtime_draft_len  drafts of a row that the worker made; its other draft slots are padding
-    draft_slots        draft slots that a generation of this step has verified
+    draft_slots        draft slots that each generation of this step has verified
     is_last_chunk      per context whether its chunk ended the prompt
     sampler_event      when the copies to the host have run; None where they are not asynchronous
     copies             the same point among the copies to the device, see ``engines.portable.copies``
@@ -31,7 +31,7 @@ class SampleState:
     new_tokens_lens: Tensor
     next_draft_tokens: Tensor
     runtime_draft_len: int
-    draft_slots: int
+    draft_slots: tuple[int, ...]
     is_last_chunk: tuple[bool, ...] = ()
     sampler_event: torch.cuda.Event | None = None
     copies: int = 0
@@ -51,7 +51,7 @@ class SpecSampler:
         scheduled_requests: ScheduledRequests,
         outputs: dict[str, Tensor],
         runtime_draft_len: int,
-        draft_slots: int,
+        draft_slots: tuple[int, ...],
     ) -> SampleState:
         """Start to bring the outputs to the host; ``synchronize`` waits for them."""
         names = "new_tokens", "new_tokens_lens", "next_draft_tokens"
@@ -86,7 +86,7 @@ class SpecSampler:
             if request.is_finished or request.is_attention_dp_dummy:
                 continue
             if row >= contexts:
-                self._update_generation(request, tokens[:count], state.draft_slots)
+                self._update_generation(request, tokens[:count], state.draft_slots[row - contexts])
             elif state.is_last_chunk[row]:
                 request.generated.append(tokens[0])
             request.py_draft_tokens = drafts
@@ -101,4 +101,4 @@ class SpecSampler:
 def _to_host(tensor: Tensor) -> Tensor:
     """A copy on the host that the next step's outputs do not reach."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=prefer_pinned(tensor.device))
-    return host.copy_(tensor, non_blocking=True)
+    return copies.copy_to_host(host, tensor)

@@ -24,6 +24,7 @@ class DecodingConfig:
     relaxed_delta        how far below the first choice their probability may be
     begin_thinking_phase_token  what a prompt has whose request thinks
     sa_threshold              from which match length on a suffix automaton drafts instead; 0 without one
+    ragged_verify             whether generations verify numbers of drafts of their own
     use_shared_kv_cache       whether the drafter reads the target's KV cache and writes to none
     """
 
@@ -39,6 +40,7 @@ class DecodingConfig:
     relaxed_delta: float = 0.0
     begin_thinking_phase_token: int = -1
     sa_threshold: int = 0
+    ragged_verify: bool = False
     use_shared_kv_cache: bool = False
 
     @property

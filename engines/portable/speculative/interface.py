@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import host_tensor
+from engines.portable.attention.backends import ragged
 from engines.portable.attention.backends.interface import AttentionMetadata
 from engines.portable.copies import copy_to_device
 from engines.portable.speculative.forced_acceptance import ForcedAcceptance
@@ -21,6 +22,7 @@ from engines.portable.speculative.recurrent import update_mamba_states
 from engines.portable.speculative.rejection import ProposalRows, RejectionSampling
 from engines.portable.speculative.sa_enhancer import SADraftEnhancer
 from engines.portable.vocab_shards import VocabShards
+from scenarios.tracer import PAD_TOKEN
 
 if TYPE_CHECKING:
     from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
@@ -46,6 +48,8 @@ class SpecMetadata(ProposalRows):
         model is not fed, see ``dp_num_tokens``
     max_total_draft_tokens           draft slots of a generation at most
     runtime_draft_len, runtime_tokens_per_gen_step       K of the step, and rows per generation
+    verify_widths                    int32 [G], device: rows of each generation where they differ; None where all have
+        ``runtime_tokens_per_gen_step``, which is the most then
     all_rank_num_tokens, all_rank_num_seqs, all_rank_num_gens  lists, host: ``num_tokens``, sequences and generations of
         each rank; None without attention data parallelism
     subseq_all_rank_num_tokens       the same for draft forwards after the first, where drafts are made one by one
@@ -66,6 +70,7 @@ class SpecMetadata(ProposalRows):
     num_tokens: int = field(default=0, init=False)
     runtime_draft_len: int = field(default=0, init=False)
     runtime_tokens_per_gen_step: int = field(default=1, init=False)
+    verify_widths: Tensor | None = field(default=None, init=False)
     all_rank_num_tokens: list[int] | None = field(default=None, init=False)
     all_rank_num_seqs: list[int] | None = field(default=None, init=False)
     all_rank_num_gens: list[int] | None = field(default=None, init=False)
@@ -279,13 +284,20 @@ class SpecWorkerBase(ForcedAcceptance, RejectionSampling, ABC):
         return torch.argmax(logits, dim=-1)
 
     def _reshape_draft_tokens_for_accept(self, spec_metadata: SpecMetadata, num_gens: int) -> Tensor:
-        """Drafts to verify: int32 [G, K]."""
+        """Drafts to verify: int32 [G, K], with padding behind those of a generation that verifies fewer."""
         assert spec_metadata.draft_tokens is not None
+        if spec_metadata.verify_widths is not None:
+            drafts, counts = spec_metadata.draft_tokens, spec_metadata.verify_widths - 1
+            return ragged.padded_with(PAD_TOKEN, drafts, counts, spec_metadata.runtime_draft_len)
         return spec_metadata.draft_tokens.view(num_gens, spec_metadata.runtime_draft_len)
 
     def _reshape_logits_for_accept(self, logits: Tensor, spec_metadata: SpecMetadata, num_contexts: int) -> Tensor:
-        """Logits of each context's last row, then of K + 1 rows per generation."""
-        return logits
+        """Logits of each context's last row, then of K + 1 rows per generation, those that it lacks being its last."""
+        widths = spec_metadata.verify_widths
+        if widths is None or not len(widths):
+            return logits
+        gens = ragged.padded(logits[num_contexts:], widths, spec_metadata.runtime_draft_len + 1)
+        return torch.cat([logits[:num_contexts], gens.flatten(0, 1)])
 
     def sample_and_accept_draft_tokens(
         self, logits: Tensor, attn_metadata: AttentionMetadata, spec_metadata: SpecMetadata

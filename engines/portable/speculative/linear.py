@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engines.kernels import triton_for
+from engines.portable.attention.backends import ragged
 from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.draft_kv_cache import draft_kv_cache_context
 from engines.portable.speculative.interface import SpecMetadata, SpecWorkerBase
@@ -109,15 +110,22 @@ class LinearSpecWorker(SpecWorkerBase):
     ) -> DraftInputs:
         """Inputs of the first draft forward, in the target's layout: at each position the token after it.
 
-        Contexts shifted by one; of each generation all K + 1 tokens of the target, accepted or not.
+        Contexts shifted by one; of each generation the target's tokens of all of its rows, accepted or not.
         """
         context_ids = self._prepare_context_input_ids(input_ids, attn_metadata, spec_metadata, accepted_tokens)
-        gen_ids = accepted_tokens[attn_metadata.num_contexts :].flatten()
+        gen_ids = self._fed_tokens(accepted_tokens[attn_metadata.num_contexts :], attn_metadata, spec_metadata)
         inputs = {"input_ids": torch.cat([context_ids, gen_ids]), "position_ids": position_ids.squeeze(0)}
         hidden = self._drafter_hidden_states(draft_model, hidden_states, spec_metadata)
         if hidden is not None:
             inputs["hidden_states"] = hidden
         return inputs
+
+    def _fed_tokens(self, tokens: Tensor, attn_metadata: Any, spec_metadata: SpecMetadata) -> Tensor:
+        """Tokens of the generations' rows, one after the other, of the target's, int32 [G, K + 1]."""
+        widths = spec_metadata.verify_widths
+        if widths is None or not len(widths):
+            return tokens.flatten()
+        return ragged.flat(tokens, widths, attn_metadata.num_tokens - attn_metadata.num_ctx_tokens)
 
     def _forward_draft_loop(
         self, draft_model: Any, inputs: DraftInputs, num_accepted: Tensor, attn_metadata: Any, spec_metadata: Any
@@ -143,7 +151,9 @@ class LinearSpecWorker(SpecWorkerBase):
             if keep_hidden:
                 inputs["hidden_states"] = hidden_to_save.index_select(0, gather_ids)
             if i == 0:
-                self._collapse_to_one_row(attn_metadata, num_accepted, num_contexts, spec_metadata.runtime_draft_len)
+                widths = spec_metadata.verify_widths
+                verified = spec_metadata.runtime_draft_len if widths is None else widths - 1
+                self._collapse_to_one_row(attn_metadata, num_accepted, num_contexts, verified)
             else:
                 attn_metadata.kv_lens_cuda[:batch_size].add_(1)
             attn_metadata.update_for_spec_dec()
@@ -156,11 +166,17 @@ class LinearSpecWorker(SpecWorkerBase):
         """The row of each sequence that the next draft follows: the last, or that of the last accepted token."""
         num_contexts, num_gens = attn_metadata.num_contexts, attn_metadata.num_generations
         assert spec_metadata.gather_ids is not None
-        starts = spec_metadata.batch_indices_cuda[:num_gens] * (spec_metadata.runtime_draft_len + 1)
+        starts = (
+            spec_metadata.batch_indices_cuda[:num_gens] * (spec_metadata.runtime_draft_len + 1)
+            if spec_metadata.verify_widths is None
+            else ragged.first_rows(spec_metadata.verify_widths).int()
+        )
         gens = starts + (num_accepted[num_contexts:] + (attn_metadata.num_ctx_tokens - 1))
         return torch.cat([spec_metadata.gather_ids[:num_contexts], gens])
 
-    def _collapse_to_one_row(self, attn_metadata: Any, num_accepted: Tensor, num_contexts: int, draft_len: int) -> None:
+    def _collapse_to_one_row(
+        self, attn_metadata: Any, num_accepted: Tensor, num_contexts: int, draft_len: int | Tensor
+    ) -> None:
         """Turn the batch into one generation row per sequence, each right after its last accepted token."""
         batch_size = attn_metadata.num_seqs
         attn_metadata._seq_lens[:batch_size].fill_(1)
@@ -172,9 +188,12 @@ class LinearSpecWorker(SpecWorkerBase):
         follow_accepted(attn_metadata.kv_lens_cuda[:batch_size], num_accepted, num_contexts, draft_len)
 
 
-def follow_accepted(kv_lens: Tensor, num_accepted: Tensor, num_contexts: int, draft_len: int) -> None:
-    """Move KV lengths, int32 [n], to the one row that each sequence feeds next: what was not accepted is forgotten."""
-    if kernels := triton_for(kv_lens):
+def follow_accepted(kv_lens: Tensor, num_accepted: Tensor, num_contexts: int, draft_len: int | Tensor) -> None:
+    """Move KV lengths, int32 [n], to the one row that each sequence feeds next: what was not accepted is forgotten.
+
+    ``draft_len`` is how many drafts the generations have verified, or of each of them, int32 [G].
+    """
+    if isinstance(draft_len, int) and (kernels := triton_for(kv_lens)):
         kernels.follow_accepted(kv_lens, num_accepted, num_contexts, draft_len)
         return
     kv_lens[num_contexts:].add_(num_accepted[num_contexts:] - draft_len)

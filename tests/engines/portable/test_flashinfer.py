@@ -47,6 +47,20 @@ def test_prepare_writes_pages_and_running_totals() -> None:
     assert not hasattr(attn, "kv_lens_cuda")
 
 
+def test_a_correction_moves_tokens_and_leaves_pages() -> None:
+    """The host counted 4 tokens of a step in flight; 2 and 4 were accepted."""
+    attn = flashinfer([5, 4, 4], [0, 14, 24], 1)
+    attn.enable_overlap = True
+    blocks, tables = list(attn.num_blocks), pages(attn, 8)
+    for sign, first in ((1, 12), (-1, 14)):
+        attn.apply_spec_decode_kv_lens_offsets(ints([-2, 0]) * sign, 2)
+        assert attn._cached_token_lens[:3].tolist() == [0, first, 24]
+        assert attn.kv_lens_of_pages().tolist() == [5, first + 4, 28]
+        assert attn._positions[:13].tolist() == [*range(5), *range(first, first + 4), *range(24, 28)]
+        assert attn._paged_kv_last_page_len[:3].tolist() == [5, (first + 3) % 8 + 1, 4]
+    assert (attn.num_blocks, pages(attn, 8)) == (blocks, tables)
+
+
 def test_planning_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     attn = flashinfer(*ROWS)
     assert attn.num_plans == 1

@@ -117,7 +117,7 @@ def test_each_forward_of_a_capture_finds_what_prepare_wrote(
     assert outputs["new_tokens_lens"].tolist() == [accepted] * 2
     kv0 = [4 + width, 7 + width]
     assert seen == [kv0] * (warmup_runs + 1)
-    captured = engine.cuda_graph_runner.graphs[2, width]
+    captured = engine.cuda_graph_runner.graphs[2, width, 2 * (1 + width)]
     assert captured.attn_metadata.kv_lens_cuda[:2].tolist() == kv0
 
 
@@ -127,13 +127,13 @@ def test_a_graph_is_replayed_with_the_metadata_of_its_capture() -> None:
     engine.forward(batch, 3, capture=True)
     inputs = engine._prepare_inputs(batch, engine.attn_metadata, engine.spec_metadata)
     with pytest.raises(AssertionError, match="the metadata of its capture"):
-        engine.cuda_graph_runner.replay((1, 3), inputs)
+        engine.cuda_graph_runner.replay((1, 3, 4), inputs)
 
 
 def test_only_a_captured_shape_can_be_replayed() -> None:
     engine = engine_of(WORKERS[0])
     batch = granted(engine, [], [generation(1, 3, [0] * 3)])
-    with pytest.raises(AssertionError, match=r"no graph is captured for \(1, 3\)"):
+    with pytest.raises(AssertionError, match=r"no graph is captured for \(1, 3, 4\)"):
         engine.forward(batch, 3, use_cuda_graph=True)
 
 
@@ -174,11 +174,11 @@ def test_a_graph_reads_its_static_inputs() -> None:
     def inputs(value: int) -> dict[str, Any]:
         return {"input_ids": ints([value] * 2), "position_ids": ints([[0, 1]]), "attn_metadata": metadata}
 
-    runner.get_graph_metadata((2, 0), metadata, metadata)
-    outputs = runner.capture((2, 0), forward, inputs(10), lambda inputs: None)
+    runner.get_graph_metadata((2, 0, 2), metadata, metadata)
+    outputs = runner.capture((2, 0, 2), forward, inputs(10), lambda inputs: None)
     assert metadata.kv_lens_cuda.tolist() == [5, 6, 102]
     assert metadata.updates == 3
-    assert runner.replay((2, 0), inputs(20)) is outputs
+    assert runner.replay((2, 0, 2), inputs(20)) is outputs
     assert outputs["sum"].tolist() == [20, 21]
     runner.clear()
     assert not runner.graphs

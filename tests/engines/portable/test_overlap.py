@@ -12,7 +12,7 @@ import torch
 
 import engines.portable
 from engines.portable import PortableEngine
-from engines.portable.copies import HostCopies, LatestReads, copy_to_device, to_device
+from engines.portable.copies import NOT_YET, HostCopies, LatestReads, copy_to_device, copy_to_host, to_device
 from scenarios import Config, Context, Generation, Request, Step
 from scenarios.trace import UPDATED
 
@@ -83,8 +83,21 @@ def test_a_copy_that_stalls_reads_what_its_source_holds_when_the_host_has_waited
     assert queue_all(HostCopies(latest.read)) == [[1, 2], [3]], "of another run"
 
 
+def test_a_copy_to_the_host_arrives_when_the_host_has_waited() -> None:
+    copies, first, second = HostCopies(), torch.zeros(2), torch.zeros(1)
+    with copies.watched():
+        copy_to_host(first, torch.ones(2))
+        event = copies.record_event()
+        copy_to_host(second, torch.ones(1))
+    assert (first.tolist(), second.tolist()) == ([NOT_YET] * 2, [NOT_YET])
+    assert copies.peek(first).tolist() == [1, 1]
+    copies.synchronize(event)
+    assert (first.tolist(), second.tolist()) == ([1, 1], [NOT_YET])
+    assert copies.peek(first) is first
+
+
 def test_no_copy_is_queued_out_of_sight() -> None:
-    """The sampler's go the other way, and two modules compare what the engine has on the device."""
+    """Two modules compare what the engine has on the device."""
     root = Path(engines.portable.__file__).parent
     queued = {path.name for path in root.rglob("*.py") if "non_blocking=True" in path.read_text()}
-    assert queued == {"copies.py", "sampler.py", "cache_values.py", "device_checks.py"}
+    assert queued == {"copies.py", "cache_values.py", "device_checks.py"}

@@ -53,6 +53,18 @@ def test_a_batch_is_padded_as_the_ranks_need_it(
     assert dist.calls == [("executor.batch", [*others, real])]
 
 
+def test_a_dummy_is_one_object_that_goes_on_from_nothing() -> None:
+    dist = Distributed(2, 0)
+    dist.begin([PeerBatch((), 2)], [])
+    padding = AttentionDPPadding(Config(worker=MTP_EAGLE, max_draft_len=3), dist)
+    first, second = padding.pad(ScheduledRequests(), 3, use_cuda_graph=True).generation_requests
+    first.py_batch_idx = 0
+    (again,) = padding.pad(ScheduledRequests(), 1, use_cuda_graph=False).generation_requests
+    assert again is first
+    assert (again.previous_row, again.num_cached_tokens) == (None, 0)
+    assert (len(again.py_draft_tokens), len(second.py_draft_tokens)) == (1, 3)
+
+
 @pytest.mark.parametrize(
     ("worker", "first", "later"),
     [("Eagle3OneModelWorker", [6, 2, 5], [6, 1, 1]), (MTP_EAGLE, [18, 2, 5], [6, 1, 1])],

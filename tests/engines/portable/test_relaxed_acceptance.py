@@ -30,6 +30,7 @@ def _accept(drafts: list[int], delta: float, topk: int = 2) -> tuple[list[int], 
     manager.relaxed_delta_pool[3] = delta
     attn: Any = SimpleNamespace(num_seqs=1, num_contexts=0)
     spec: Any = SimpleNamespace(
+        verify_widths=None,
         draft_tokens=torch.tensor(drafts, dtype=torch.int32), runtime_draft_len=2,
         slot_ids=torch.tensor([3]), spec_resource_manager=manager,
     )  # fmt: skip

@@ -76,6 +76,18 @@ def test_a_text_that_is_full_stays_in_its_row() -> None:
     assert automata.text(2) == [4]
 
 
+def test_beside_a_model_the_host_brings_along_what_it_knows_and_the_device_the_rest() -> None:
+    """The first request's prompt is in flight; the second one's has been processed, and the third one goes on."""
+    automata = Automata()
+    automata.manager.with_contexts = False
+    first, second, third = LlmRequest(0, [1, 2]), LlmRequest(1, [7, 8, 9], generated=[5]), LlmRequest(2, [4])
+    third.generated, third.py_batch_idx = [6], 0
+    automata.manager.prepare_resources(ScheduledRequests((), (second, first, third)))
+    automata.manager.prepare([1, 0, 2])
+    automata.manager.append_first_tokens(ints([31, 41, 51]))
+    assert [automata.text(i) for i in range(3)] == [[1, 2, 41], [7, 8, 9, 5], [4]]
+
+
 def test_a_slot_begins_with_the_text_of_its_new_owner() -> None:
     automata = Automata()
     automata.manager.free_resources(LlmRequest(1, []))

@@ -1,7 +1,7 @@
 """DraftTargetOneModelWorker violates kv-lens-balanced.
 
 Exported by specfuzz from finding 9b4166c1, found on engine tensorrt_llm. Known bugs with this
-symptom: TRT-01 (PR #16382).
+symptom: TRT-01 (PR #16382), TRT-37.
 
     steps[0] draft[1]: kv_lens_cuda is [4] and should be [3]
 

@@ -68,6 +68,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
     enable_context_mla_with_cached_kv: bool = False
     sm_version: int = 90
     is_spec_decoding_enabled: bool = field(default=False, init=False)
+    ragged_verify_lens: list[int] | None = field(default=None, init=False)
     force_prepare_spec_dec_tree_mask: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +91,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
             if draft_manager is not None
             else None
         )
+        self.gen_token_repeats_cuda = self._buffer("gen_token_repeats_cuda", rows)
         self.mla_cu_q_rows = self._buffer("mla_cu_q_rows", rows + 1)
         self.mla_cu_kv_seqlens = self._buffer("mla_cu_kv_seqlens", rows + 1)
         self.ctx_cached_token_indptr = self._buffer("ctx_cached_token_indptr", rows + 1, dtype=torch.int64)
@@ -144,6 +146,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         self.prompt_lens_cpu[: len(prompt_lens)].copy_(prompt_lens)
         copy_to_device("prompt_lens_cuda", self.prompt_lens_cuda[: len(prompt_lens)], prompt_lens)
         self._prepare_kv_lens(self.kv_cache_params)
+        self._prepare_verify_widths()
         if self.kv_cache_manager is not None:
             self._prepare_tables(self.kv_cache_params.num_extra_kv_tokens)
         self._bind_runtime_views()
@@ -164,6 +167,20 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         self.host_request_types[contexts:n].fill_(1)
         if self.enable_context_mla_with_cached_kv:
             self.prepare_context_mla_with_cached_kv()
+
+    def _prepare_verify_widths(self) -> None:
+        """Tell the kernels how many rows each generation feeds, where ``ragged_verify_lens`` has a number for each."""
+        if self.ragged_verify_lens is None:
+            return
+        widths = self.gen_token_repeats_cuda[: len(self.ragged_verify_lens)]
+        copy_to_device("gen_token_repeats_cuda", widths, host_tensor(self.ragged_verify_lens, self.device))
+        self.spec_decoding_generation_lengths[: len(widths)].copy_(widths)
+
+    @property
+    def verify_widths(self) -> Tensor | None:
+        """Rows of each generation in the target: int32 [num_generations], device; None where all have the same."""
+        lens = self.ragged_verify_lens
+        return None if lens is None else self.gen_token_repeats_cuda[: len(lens)]
 
     def _prepare_tables(self, num_extra_kv_tokens: int) -> None:
         assert self.request_ids is not None, "prepare: request_ids is not set"

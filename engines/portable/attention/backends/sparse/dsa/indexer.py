@@ -89,9 +89,13 @@ class Indexer:
     def last_keys(metadata: DSAtrtllmAttentionMetadata, rows: Rows) -> Tensor:
         """Up to which key of its sequence each row selects, by what the indexer is told: int64 [rows].
 
-        A context's token is told its window. A generation is told its length, of which its rows are the end.
+        A context's token is told its window. A generation is told its length, of which its rows are the end; with
+        numbers of rows of their own each row is told its own.
         """
         tokens = metadata.num_ctx_tokens
+        if metadata.reads_verify_rows:
+            ends = metadata.row_kv_lens_cuda[: metadata.num_tokens - tokens].long()
+            return torch.cat([metadata.indexer_context_lens().long(), ends]) - 1
         sequence = rows.sequence[tokens:]
         told = metadata.indexer_kv_lens() - metadata.kv_lens_cuda.index_select(0, sequence)
         return torch.cat([metadata.indexer_context_lens().long() - 1, rows.index[tokens:] + told])

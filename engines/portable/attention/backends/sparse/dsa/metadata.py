@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from engines.portable._utils import is_current_stream_capturing, maybe_pin_memory
+from engines.portable._utils import host_tensor, is_current_stream_capturing, maybe_pin_memory
 from engines.portable.attention.backends.sparse.dsa.dsl_topk import FP4_ATOMS, FP8_ATOMS, pick_split
 from engines.portable.attention.backends.sparse.dsa.indexer import Indexer, slots_of
 from engines.portable.attention.backends.sparse.dsa.params import DSAMetadataParams
@@ -66,6 +66,9 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
     kv_lens_cuda_2d                int32 [rows, 1 + max_draft_tokens], device: KV length of each generation
     kv_lens_expanded_cuda, block_table_expanded  int32 [rows * (1 + max_draft_tokens)], and so many rows of pages:
         KV length and pages of each generation, repeated for a kernel that takes one query row per sequence
+    row_req_idx_cuda, row_kv_correction_cuda, row_kv_lens_cuda  int32 [rows * (1 + max_draft_tokens)], device: of each
+        row of the generations, where ``ragged_verify_lens`` has a number of them for each: its row in the batch, by how
+        much its KV length is less than that one's, and its KV length
     topk_indices_buffer            int32 [max_num_tokens, index_topk], device: what tokens of short sequences attend to
     cu_seqlen_ks, cu_seqlen_ke     int32 [max_num_tokens], device: window of each context token, see ``IndexerParams``
     slot_mapping_fp8_fullkv, slot_mapping_scale_fullkv  int64, device: slots of all keys of the contexts
@@ -99,6 +102,9 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         expanded = rows * (1 + self.max_draft_tokens)
         self.kv_lens_expanded_cuda = self._buffer("kv_lens_expanded_cuda", expanded)
         self.block_table_expanded = self._buffer("block_table_expanded", expanded, pages)
+        self.row_req_idx_cuda = self._buffer("row_req_idx_cuda", expanded)
+        self.row_kv_correction_cuda = self._buffer("row_kv_correction_cuda", expanded)
+        self.row_kv_lens_cuda = self._buffer("row_kv_lens_cuda", expanded)
         self.topk_indices_buffer = self._buffer("topk_indices_buffer", tokens, self.sparse_metadata_params.index_topk)
         self.cu_seqlen_ks = self._buffer("cu_seqlen_ks", tokens)
         self.cu_seqlen_ke = self._buffer("cu_seqlen_ke", tokens)
@@ -143,8 +149,11 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
 
     @property
     def expands_generations(self) -> bool:
-        """Whether the kernel for the logits takes one query row per sequence (upstream: on Hopper, from two drafts)."""
-        return self.max_draft_tokens > 1
+        """Whether the kernel for the logits takes one query row per sequence (upstream: on Hopper, from two drafts).
+
+        Where generations differ in their rows it takes each row for a sequence of its own, which is another way.
+        """
+        return self.max_draft_tokens > 1 and self.ragged_verify_lens is None
 
     def _prepare_skip_flags(self) -> None:
         """Decide, by the host's lengths, whether all contexts, and all generations, are short.
@@ -185,7 +194,8 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         copy_to_device("block_table", self.block_table[:n], maybe_pin_memory(table, self.device))
 
     def prepare_for_spec_decode(self) -> None:
-        """Repeat the pages of each generation, and choose how the kernel splits their rows where it does."""
+        """Name the rows of each generation or repeat its pages, and choose how the kernel splits them where it does."""
+        self._prepare_verify_rows()
         params, generations, next_n = self.sparse_metadata_params, self.num_generations, 1 + self.max_draft_tokens
         if generations and self.expands_generations:
             table = self.host_indexer_k_cache_block_offsets[self.num_contexts :].repeat_interleave(next_n, 0)
@@ -195,6 +205,16 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
             atoms = FP4_ATOMS if self.kv_cache_manager.use_fp4 else FP8_ATOMS
             longest = max(self.kv_lens_runtime[self.num_contexts :].tolist())
             self.dsl_split = pick_split(next_n, atoms, generations, longest, params.num_sms)
+
+    def _prepare_verify_rows(self) -> None:
+        """Say of each row of the generations whose it is, and how many of its request follow it."""
+        lens = self.ragged_verify_lens
+        if not lens:
+            return
+        owners = [self.num_contexts + i for i, count in enumerate(lens) for _ in range(count)]
+        corrections = [row - count for count in lens for row in range(1, count + 1)]
+        for name, values in (("row_req_idx_cuda", owners), ("row_kv_correction_cuda", corrections)):
+            copy_to_device(name, getattr(self, name)[: len(values)], host_tensor(values, self.device))
 
     def on_update_kv_lens(self, skip_indexer_schedule: bool = False) -> None:
         """Derive anew, on the device, all that depends on lengths and layout (PR #16925).
@@ -278,9 +298,25 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         contexts, n = self.num_contexts, self.num_seqs
         keys = self.kv_lens_cuda[contexts:n] // self.sparse_metadata_params.indexer_compress_ratio
         self.kv_lens_cuda_2d[: n - contexts].copy_(keys.unsqueeze(1))
+        self._update_row_kv_lens()
         if self.expands_generations:
             repeated = keys.repeat_interleave(1 + self.max_draft_tokens)
             self.kv_lens_expanded_cuda[: len(repeated)].copy_(repeated)
+
+    def _update_row_kv_lens(self) -> None:
+        """Count the KV length of each row of the generations back from that of its request."""
+        if self.ragged_verify_lens:
+            rows = sum(self.ragged_verify_lens)
+            of_requests = self.kv_lens_cuda.index_select(0, self.row_req_idx_cuda[:rows])
+            self.row_kv_lens_cuda[:rows].copy_(of_requests + self.row_kv_correction_cuda[:rows])
+
+    @property
+    def reads_verify_rows(self) -> bool:
+        """Whether the generations of this forward are read row by row, as they differ in how many they feed.
+
+        A draft forward of one row for each is not; neither is a target's of one row each, for which it is the same.
+        """
+        return bool(self.ragged_verify_lens) and int(self.seq_lens[self.num_contexts :].max()) > 1
 
     def prepare_dense_topk_indices(self) -> None:
         """Name the tokens that rows of short sequences attend to: all up to their own place."""
