@@ -10,8 +10,8 @@ What is verified:
 3. After a failed capture no graph is left that could be replayed.
 4. After each test the device still computes.
 
-Each run takes a third of the cases, of each a few of its seams, and of the torch functions a dozen; the next day's takes
-others (``--whole``: all).
+Each run takes a third of the cases, of each a few of its seams, and of the torch functions a dozen; the next day's
+takes others (``--whole``: all).
 """
 
 from __future__ import annotations
