@@ -71,6 +71,9 @@ def _overrides(worker: str) -> dict[str, Override]:
         found["recurrent"] = {"recurrent": True}
     if traits.rejection_sampling:
         found["rejection"] = {"rejection_sampling": True}
+    if traits.ragged_verify:
+        found["ragged"] = {"ragged_verify": True}
+        found["ragged-DSA"] = {**found["DSA"], "ragged_verify": True}
     if traits.shares_draft_head:
         found["tensor-parallel"] = {"tp_size": 2, "tp_rank": 1}
     return found
@@ -93,11 +96,20 @@ def generation(request: int, agree: int, match: int = 0) -> Generation:
     return Generation(request=request, agree=agree, match=match)
 
 
+WIDTHS: Final = ((K, 1), (2, 2), (1, K))
+"""Drafts that the generations of a step verify, turn by turn: as many altogether."""
+
+
+def _with_widths(step: Step, widths: tuple[int, int]) -> Step:
+    rows = zip(step.generations, widths)
+    return replace(step, generations=tuple(replace(row, verify=n, accept=min(row.accept, n + 1)) for row, n in rows))
+
+
 def life(worker: str, name: str, **more: Any) -> Scenario:
     """A graph of two rows, captured, and replayed for three pairs of requests; other batches come in between.
 
     Requests differ in length, pages and accepted counts; pairs change places. With block reuse the last one begins with
-    the pages of one that runs.
+    the pages of one that runs; with verify widths a graph has rows of other requests than at its capture.
     """
     settings, agree = config(worker, name, **more), K if WORKERS[worker].drafts_for_contexts else 0
     last = Request(id=3, prompt_len=4)
@@ -119,6 +131,8 @@ def life(worker: str, name: str, **more: Any) -> Scenario:
         Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(3, K), generation(2, 0)), finish=(2,)),
         Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(1, 0), generation(3, 1))),
     )
+    if settings.ragged_verify:
+        steps = tuple(_with_widths(step, WIDTHS[i % len(WIDTHS)]) for i, step in enumerate(steps))
     requests = (*(Request(id=i, prompt_len=n) for i, n in enumerate((5, 3, 9))), last)
     return check(Scenario(config=settings, requests=requests, steps=steps))
 

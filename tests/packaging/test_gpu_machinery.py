@@ -28,6 +28,7 @@ PARTS = {
     *("separate", "guided", "enhancer", "reuse", "recurrent", "rejection", "tensor-parallel", "overlap"),
     *("overlap-separate", "overlap-guided", "overlap-enhancer", "overlap-reuse", "overlap-recurrent"),
     *("overlap-rejection", "overlap-DSA", "overlap-DEEPSEEK_V4", "overlap-FLASHINFER"),
+    *("ragged", "ragged-DSA", "overlap-ragged", "overlap-ragged-DSA"),
 }
 
 
@@ -75,6 +76,7 @@ def test_defects_of_graphs_copies_and_what_both_repeat_are_hunted_on_a_device() 
 def test_graphs_hold(holds: Callable[[str, str], None]) -> None:
     holds(EAGLE3, "separate")
     holds("MTPEagleWorker", "overlap-recurrent")
+    holds("DraftTargetOneModelWorker", "overlap-ragged-DSA")
 
 
 def test_a_step_in_flight_is_part_of_what_a_run_ends_with() -> None:
