@@ -12,6 +12,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from torch.overrides import TorchFunctionMode
 
