@@ -160,7 +160,7 @@ def sweep(
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
-    """Run every small scenario with every single fault in it; goes on where an earlier run stopped."""
+    """Run every small scenario with every single fault in it. Goes on where an earlier run stopped."""
     from fuzz import commands, options
 
     target = options.target(
@@ -204,7 +204,7 @@ def replay(
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
-    """Run findings or scenario files again and say whether they hold."""
+    """Run findings or scenario files again. Says whether they hold."""
     from fuzz import commands, options
     from fuzz.store import Store
 
@@ -296,7 +296,7 @@ def museum(
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
-    """Hunt the seeded defects; one that escapes is exit status 1."""
+    """Hunt the seeded defects. Exit status 1 if one escapes."""
     from fuzz import commands, options
 
     bugs = options.bugs(bug or ())
@@ -318,7 +318,7 @@ def leaks(
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
-    """Say what failed steps leave behind in the metadata; what is read is exit status 1."""
+    """Say what failed steps leave behind, and whether it is read. Exit status 1 if anything is."""
     from fuzz import commands, options
 
     target = options.target(engine=engine, device=device, faults=faults, worker=worker, source=trtllm_source)
@@ -349,7 +349,7 @@ def acceptance(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> int:
-    """Show how often drafts are accepted, by depth: what a silent loss of acceptance looks like."""
+    """Show how often drafts are accepted, by depth. Shows what a silent loss of acceptance looks like."""
     from fuzz import acceptance as table
     from fuzz import commands, options
 
@@ -378,7 +378,7 @@ def list_(
     faults: FaultsOption = "seams",
     as_json: JsonOption = False,
 ) -> int:
-    """List workers, metadata classes, invariants, fault sites or seeded defects."""
+    """List workers, metadata, invariants, fault sites or defects."""
     from fuzz import commands, listing, options
 
     target = options.target(engine=engine, device=device, faults=faults, worker=worker)
@@ -400,7 +400,7 @@ def gate(
         typer.Option("--base", metavar="REV", help="Revision to compare with. [default: where origin/main was left]"),
     ] = None,
 ) -> int:
-    """Judge a pull request: do tests cover the lines that it changes?"""
+    """Judge whether tests cover the lines that a branch changes."""
     from fuzz import gate as gates
 
     result = gates.gate(base)
