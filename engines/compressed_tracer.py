@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.tracer import Cache, Rows, Tracer, choose, entry, filled, term, unseen, write
+from engines.tracer import Cache, Rows, Tracer, choose, entry, filled, term, write
+from engines.unseen import unseen
 from scenarios import tracer
 from scenarios.tracer import EMPTY, MASK_TOKEN, PRIME, VOCAB_SIZE
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engines.tracer import Cache, Rows, Tracer, digest_of, entry, term, unseen, write
+from engines.tracer import Cache, Rows, Tracer, digest_of, entry, term, write
+from engines.unseen import unseen
 from scenarios.tracer import PRIME, VOCAB_SIZE
 
 

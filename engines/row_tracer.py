@@ -11,7 +11,8 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from engines.tracer import entry, term, unseen
+from engines.tracer import entry, term
+from engines.unseen import unseen
 from scenarios import tracer
 from scenarios.tracer import PRIME, VOCAB_SIZE
 

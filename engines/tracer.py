@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 
 from engines.kernels import triton_for
+from engines.unseen import unseen
 from scenarios import tracer
 from scenarios.tracer import (
     EMPTY,
@@ -36,9 +36,6 @@ from scenarios.tracer import (
     VOCAB_SIZE,
 )
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 entry = cast(Callable[[Tensor, Tensor], Tensor], tracer.entry)
 term = cast(Callable[[Tensor, Tensor], Tensor], tracer.term)
 
@@ -47,17 +44,6 @@ _ONE_POSITION: Final = VOCAB_SIZE
 _FIRST: Final = 20.0
 """Logit of a first choice, beside which one of 0 counts for nothing."""
 _SECOND_BELOW: Final = math.log((1 - NEAR_GAP) / (1 + NEAR_GAP))
-
-
-def unseen(function: Callable[P, T]) -> Callable[P, T]:
-    """Keep torch function modes from seeing what the function calls."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        with torch._C.DisableTorchFunction():
-            return function(*args, **kwargs)
-
-    return call
 
 
 choose = unseen(cast(Callable[[Tensor], Tensor], tracer.choose))

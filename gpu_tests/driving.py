@@ -43,15 +43,18 @@ _OF_BACKEND: Final[dict[str, Override]] = {
 }
 """What a backend needs beside its name."""
 _SEPARATE: Final = {"use_separate_draft_kv_cache": True, "draft_num_blocks": 96, "draft_tokens_per_block": 3}
-_OVERLAP: Final[Override] = {"overlap": True}
+_ONCE: Final = ("TRTLLM", "VANILLA", "tensor-parallel")
+"""What has no second case with a step in flight, which is ``overlap`` by itself."""
 
 
 def overrides(worker: str) -> dict[str, Override]:
-    """Configurations of a worker: each backend, and each part that adds buffers, in a short form.
+    """Configurations of a worker, each backend and each part that adds buffers, in a short form, and with overlap."""
+    found = _overrides(worker)
+    overlapping = {f"overlap-{name}": {**found[name], "overlap": True} for name in found if name not in _ONCE}
+    return {**found, "overlap": {"overlap": True, "kv_cache_manager": "V2"}, **overlapping}
 
-    Two things that a device may do at once are together where one alone shows less: a step in flight and pages that
-    other prompts have too, proposals and a head of which each rank has a part.
-    """
+
+def _overrides(worker: str) -> dict[str, Override]:
     traits = WORKERS[worker]
     found: dict[str, Override] = {}
     for name in BACKENDS:
@@ -62,17 +65,15 @@ def overrides(worker: str) -> dict[str, Override]:
         found["guided"] = {"guided_decoding": True}
     if traits.sa_enhancer:
         found["enhancer"] = {"sa_threshold": 2}
-    found["overlap"] = {**_OVERLAP, "kv_cache_manager": "V2"}
-    found["overlap-DSA"] = {**_OVERLAP, **found["DSA"]}
     if traits.reuses_blocks:
         found["reuse"] = {"enable_block_reuse": True}
-        found["overlap-reuse"] = {**_OVERLAP, "enable_block_reuse": True}
     if traits.recurrent:
         found["recurrent"] = {"recurrent": True}
-        found["overlap-recurrent"] = {**_OVERLAP, "recurrent": True}
     if traits.rejection_sampling:
         found["rejection"] = {"rejection_sampling": True}
-        found["overlap-rejection"] = {**_OVERLAP, "rejection_sampling": True, "tp_size": 2}
+    if traits.ragged_verify:
+        found["ragged"] = {"ragged_verify": True}
+        found["ragged-DSA"] = {**found["DSA"], "ragged_verify": True}
     if traits.shares_draft_head:
         found["tensor-parallel"] = {"tp_size": 2, "tp_rank": 1}
     return found
@@ -95,11 +96,20 @@ def generation(request: int, agree: int, match: int = 0) -> Generation:
     return Generation(request=request, agree=agree, match=match)
 
 
+WIDTHS: Final = ((K, 1), (2, 2), (1, K))
+"""Drafts that the generations of a step verify, turn by turn: as many altogether."""
+
+
+def _with_widths(step: Step, widths: tuple[int, int]) -> Step:
+    rows = zip(step.generations, widths)
+    return replace(step, generations=tuple(replace(row, verify=n, accept=min(row.accept, n + 1)) for row, n in rows))
+
+
 def life(worker: str, name: str, **more: Any) -> Scenario:
     """A graph of two rows, captured, and replayed for three pairs of requests; other batches come in between.
 
     Requests differ in length, pages and accepted counts; pairs change places. With block reuse the last one begins with
-    the pages of one that runs.
+    the pages of one that runs; with verify widths a graph has rows of other requests than at its capture.
     """
     settings, agree = config(worker, name, **more), K if WORKERS[worker].drafts_for_contexts else 0
     last = Request(id=3, prompt_len=4)
@@ -121,6 +131,8 @@ def life(worker: str, name: str, **more: Any) -> Scenario:
         Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(3, K), generation(2, 0)), finish=(2,)),
         Step(draft_len=K, phase=Phase.REPLAY, generations=(generation(1, 0), generation(3, 1))),
     )
+    if settings.ragged_verify:
+        steps = tuple(_with_widths(step, WIDTHS[i % len(WIDTHS)]) for i, step in enumerate(steps))
     requests = (*(Request(id=i, prompt_len=n) for i, n in enumerate((5, 3, 9))), last)
     return check(Scenario(config=settings, requests=requests, steps=steps))
 

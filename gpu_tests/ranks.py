@@ -1,5 +1,7 @@
 """One rank of two, in a process of its own: ``python -m gpu_tests.ranks RANK PORT WORKER...`` lives their scenarios.
 
+``WORKER+overlap`` lives it with a step in flight.
+
 Collectives go to the other rank. A line is printed per worker, as JSON: what both ranks have run together, and what
 differs from the same scenario on a CPU whose other rank is data.
 """
@@ -24,6 +26,7 @@ from engines.portable.pyexecutor import py_executor_creator
 from gpu_tests.driving import K, config, differing, dummies, generation
 from scenarios import Context, Peer, Phase, Request, Scenario, Step, check, padding
 
+OVERLAP: Final = "+overlap"
 PROMPTS: Final = ((5, 3, 9), (4, 7, 3))
 """Of each rank."""
 Part = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
@@ -63,9 +66,10 @@ class RealDistributed(Distributed):
         return torch.cat([part[:size] for part, size in zip(gathered.split(most), sizes, strict=True)])
 
 
-def scenario_of(worker: str, rank: int) -> Scenario:
-    """What the rank lives."""
-    settings = replace(config(worker, "TRTLLM"), attention_dp_size=2, attention_dp_rank=rank)
+def scenario_of(name: str, rank: int) -> Scenario:
+    """What the rank lives: of a worker, with ``OVERLAP`` behind its name under the overlap scheduler."""
+    worker = name.removesuffix(OVERLAP)
+    settings = replace(config(worker, "TRTLLM"), attention_dp_size=2, attention_dp_rank=rank, overlap=name != worker)
     steps = [Step(draft_len=K, phase=Phase.CAPTURE, generations=dummies(worker, 10, 20))]
     for phase, parts in SERVED:
         own, other = parts[rank], parts[1 - rank]

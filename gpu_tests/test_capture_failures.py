@@ -10,8 +10,8 @@ What is verified:
 3. After a failed capture no graph is left that could be replayed.
 4. After each test the device still computes.
 
-Each run takes half of the cases, of each a few of its seams, and of the torch functions a dozen; the next day's takes
-others (``--whole``: all).
+Each run takes a third of the cases, of each a few of its seams, and of the torch functions a dozen; the next day's
+takes others (``--whole``: all).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def assert_recovers(scenario: Scenario, right: Trace, site: str, occurrence: int
             assert ends[0].get(field) == ends[1].get(field), f"{site}@{occurrence}, step {one.index}, {field}"
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @cases
 def test_a_capture_succeeds_after_one_that_failed_at_any_seam(worker: str, name: str, sampled: Sampled) -> None:
     scenario = story(worker, name)

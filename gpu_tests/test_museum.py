@@ -9,7 +9,7 @@ What is verified:
 2. TRT-01, TRT-04 and TRT-12 are noticed in a life with a graph too: TRT-01 when general warm-up runs out of memory
    before a capture, TRT-04 in the capture, TRT-12 in replays.
 3. So are defects of all kinds whose smallest scenario has a step in flight, pages that prompts share, recurrent layers,
-   proposals, or ranks that share a draft head: some of each, the next day others (``--whole``: all).
+   proposals, ranks that share a draft head, or verify widths: some of each, the next day others (``--whole``: all).
 4. After each test the device still computes.
 """
 
@@ -39,6 +39,7 @@ SCOPES: dict[str, Callable[[Config], bool]] = {
     "recurrent": lambda config: config.recurrent,
     "rejection-sampling": lambda config: config.rejection_sampling,
     "tensor-parallel": lambda config: config.tp_size > 1,
+    "verify-widths": lambda config: config.ragged_verify,
 }
 AROUND_GRAPHS = [bug for bug in HERE if bug.id.startswith(("TRT-01/", "TRT-04/", "TRT-12/"))]
 

@@ -7,6 +7,8 @@ What is verified:
 2. Both ranks record the same collectives in the same order, step by step, also where one of them is idle or its graph
    is padded.
 3. It is skipped, with a reason that is printed, where there is one GPU.
+
+A run takes half of the workers under the overlap scheduler, the next day's the others (``--whole``: all either way).
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import json
 import socket
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gpu_tests.ranks import OVERLAP
 from gpu_tests.requirements import ONE_GPU
+from gpu_tests.sampling import Sampled
 from scenarios import WORKERS
 
 ROOT = Path(__file__).parent.parent
@@ -58,10 +63,11 @@ def lived(workers: list[str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_two_ranks_over_nccl(part: int) -> None:
+def test_two_ranks_over_nccl(part: int, sampled: Sampled) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"{ONE_GPU}: torch finds {torch.cuda.device_count()}")
-    workers = list(WORKERS)[part::PARTS]
+    names = (sampled.every((worker, worker + OVERLAP), 2, begin) for begin, worker in enumerate(WORKERS))
+    workers = list(chain.from_iterable(names))[part::PARTS]
     one, other = lived(workers)
     assert list(one) == list(other) == workers
     for worker in workers:

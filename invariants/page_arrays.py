@@ -102,7 +102,7 @@ def kernels_are_planned_for_the_step(step: StepCase, check: Check) -> None:
     """
     for moment in step.moments:
         seen = moment.seen
-        if moment.name in (PREPARED, ENTERED) and "planned_num_blocks" in seen:
+        if moment.name in (PREPARED, ENTERED) and {"planned_num_blocks", "num_blocks"} <= seen.keys():
             planned = seen["planned_num_blocks"]
             check.equal(moment, "planned_num_blocks", seen["num_blocks"], planned, "the plan is of another step")
 

@@ -55,7 +55,8 @@ def widths_of_the_capture(patch: Patch) -> None:
 
     def _preprocess_inputs(self: Any, inputs: dict[str, Any]) -> None:
         attn_metadata = inputs["attn_metadata"]
-        if attn_metadata.ragged_verify_lens:
+        # Other backends have no such widths.
+        if getattr(attn_metadata, "ragged_verify_lens", None):
             attn_metadata.verify_widths.copy_(attn_metadata.staged[-1], non_blocking=True)
         preprocess_inputs(self, inputs)
 

@@ -107,10 +107,10 @@ def _last_steps(config: Config, most: int) -> tuple[int, ...]:
 def chunk_lens(config: Config, past: int, left: int, most: int) -> tuple[int, ...]:
     """Chunks of a context with ``left`` prompt tokens to go, at most ``most`` of them now.
 
-    As much as possible first (and two times in three); then all but a one-token tail, a single token, and up to
+    As much as possible first (and three times in four); then all but a one-token tail, a single token, and up to
     the last block boundary.
     """
     whole = min(left, most)
     boundary = whole - (past + whole) % config.tokens_per_block
     parts = [n for n in dict.fromkeys((left - 1, 1, boundary)) if 1 <= n < whole]
-    return (whole, *parts, *(whole,) * (4 * len(parts) - 1))
+    return (whole, *parts, *(whole,) * (3 * len(parts) - 1))

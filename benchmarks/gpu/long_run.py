@@ -34,10 +34,11 @@ from benchmarks.gpu.serving import drawn_dimensions, serving
 from engines.portable import PortableEngine
 from fuzz.on_device import DeviceHunt
 from scenarios import WORKERS, Config, Phase, Scenario
+from scenarios.acceptance import VARIANTS
 
 ENDS: Final = 1000
 """Steps at either end whose memory is compared, in each process."""
-DIMENSIONS: Final = ("overlap", "recurrent", "rejection_sampling", "enable_block_reuse", "tp_size")
+DIMENSIONS: Final = VARIANTS
 """Fields of configurations that all have their part in it."""
 PLAIN: Final = Config(worker="Eagle3OneModelWorker", max_draft_len=1)
 

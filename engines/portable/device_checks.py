@@ -1,8 +1,8 @@
 """Compares the device with what is expected, at each sub-step and without waiting for it.
 
-In a captured graph kernels compare too: what a replay finds before each draft call is held to what is expected there,
-though none of the host's code runs. What is expected of a step is uploaded once per sub-step; of a replay all of it at
-once, and what its graph compares goes to a buffer whose address the graph knows.
+In a captured graph, too, it is noted what is there before each draft call, though in a replay none of the host's code
+runs. What is expected of a step is uploaded once per sub-step; of a replay all of it at once, while the graph is
+running, and compared behind it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _BEHIND: Final = 2 * _IN_GRAPH
 
 @dataclass
 class _Graph:
-    """What is compared of a graph's replays: inside, over a buffer for what is expected, and ahead of it.
+    """What is compared of a graph's replays, but for what is ahead of them.
 
-    regions  where which field's values are in the buffer, of which ``size`` are used
-    outputs  of the forward that was captured, which are compared inside
+    actual   int64, device: what the last replay has found inside, at an address that the graph knows
+    regions  where which field's values are in it, of which ``size`` are used
+    outputs  of the forward that was captured, which are among them
     """
 
-    expected: Tensor
+    actual: Tensor
     regions: list[Region] = field(default_factory=list)
     size: int = 0
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -87,6 +88,7 @@ class DeviceChecks:
         self._spec: Any = None
         self._replays = False
         self._prepared: Mapping[str, Tensor] = {}
+        self._ahead: tuple[Tensor, list[Region]] | None = None
         self._begin = 0
         self._run = -1
         self._drafts = 0
@@ -107,7 +109,7 @@ class DeviceChecks:
         with _unseen():
             self._values.begin(self._batch)
             if self._replays:
-                # Compared when the replay begins: until then nothing happens on the device.
+                # Looked at when the replay begins: until then nothing happens on the device.
                 self._prepared = self._values.at(PREPARED, self._attn, self._spec, result)
                 return
         self._check(PREPARED, result)
@@ -121,22 +123,16 @@ class DeviceChecks:
         """Before a graph is captured: the last moment at which something can be allocated outside of it."""
         self._enter(args[2]["position_ids"])
         with _unseen():
-            expected = torch.full((self._most_inside(),), ANYTHING, dtype=torch.int64, device=self._mismatches.device)
-        self._compared[id(self._attn)] = _Graph(expected)
+            actual = torch.zeros(self._most_inside(), dtype=torch.int64, device=self._mismatches.device)
+        self._compared[id(self._attn)] = _Graph(actual)
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
-        """Before a graph is replayed."""
+        """Before a graph is replayed, which will write over what is there now."""
         self._run += 1
-        graph = self._compared[id(self._attn)]
         with _unseen():
             entered = self._values.at(ENTERED, self._attn, self._spec, None, args[1]["position_ids"])
             tensors, regions = self._ahead_of_replay(entered)
-            begun = sum(tensor.numel() for tensor in tensors)
-            uploaded = self._upload(self._expected([*regions, *graph.regions]))
-            self._launch(tensors, uploaded[:begun], regions)
-            graph.expected[: graph.size].copy_(uploaded[begun:])
-        self._mismatches.add_regions(graph.regions)
-        self._begin = _BEHIND
+            self._ahead = torch.cat([tensor.flatten() for tensor in tensors]), regions
 
     def verified(self, result: Any, args: Any, kwargs: Any) -> None:
         """After the worker accepted drafts."""
@@ -168,9 +164,16 @@ class DeviceChecks:
         self._check(RESTORED, self._graphs[args[0]].outputs)
 
     def replayed(self, result: Any, args: Any, kwargs: Any) -> None:
-        """After a graph was replayed, and has compared its outputs. Others would be given out unseen."""
-        outputs = self._compared[id(self._attn)].outputs
-        if any(result[name] is not outputs[name] for name in OUTPUTS):
+        """After a graph was launched. It has noted its own outputs; others would be given out unseen."""
+        assert self._ahead is not None
+        graph, (ahead, regions) = self._compared[id(self._attn)], self._ahead
+        with _unseen():
+            uploaded = self._upload(self._expected([*regions, *graph.regions]))
+            self._mismatches.add_regions([*regions, *graph.regions])
+            self._mismatches.compare(ahead, uploaded[: len(ahead)], self._begin)
+            self._mismatches.compare(graph.actual[: graph.size], uploaded[len(ahead) :], _IN_GRAPH)
+        self._begin = _BEHIND
+        if any(result[name] is not graph.outputs[name] for name in OUTPUTS):
             self._check(RESTORED, result)
 
     def updated(self, args: Any, kwargs: Any) -> None:
@@ -196,7 +199,7 @@ class DeviceChecks:
         self._in_flight = None
 
     def values_inside(self) -> int:
-        """Values that one replay of each graph compares between the ends of its forward."""
+        """Values that one replay of each graph notes inside."""
         return sum(graph.size for graph in self._compared.values())
 
     def _enter(self, position_ids: Tensor) -> None:
@@ -254,7 +257,7 @@ class DeviceChecks:
         self._begin += len(expected)
 
     def _ahead_of_replay(self, entered: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Region]]:
-        """What is compared of a replay before it runs: as it was prepared, and what is said of its beginning beside."""
+        """What is compared of the time before a replay: as it was prepared, and what else is said of its beginning."""
         said, begun = (self._said.get((substep, 0), {}) for substep in (PREPARED, ENTERED))
         found = [(PREPARED, name, tensor) for name, tensor in self._prepared.items() if name in said]
         found += [
@@ -282,14 +285,13 @@ class DeviceChecks:
         return flat
 
     def _record(self, substep: str, values: Mapping[str, Tensor]) -> None:
-        """Make comparing a part of the graph, with whatever is expected when it is replayed."""
+        """Make it a part of the graph to note these values."""
         inside = self._compared[id(self._attn)]
         begin = inside.size
         for name, tensor in values.items():
             inside.regions.append(Region(_IN_GRAPH + inside.size, tensor.shape, substep, 0, name))
             inside.size += tensor.numel()
-        actual = torch.cat([tensor.flatten() for tensor in values.values()])
-        self._mismatches.compare(actual, inside.expected[begin : inside.size], _IN_GRAPH + begin)
+        inside.actual[begin : inside.size].copy_(torch.cat([tensor.flatten() for tensor in values.values()]))
 
     def _upload(self, flat: list[int]) -> Tensor:
         values = torch.frombuffer(array("q", flat), dtype=torch.int64)
@@ -297,12 +299,12 @@ class DeviceChecks:
         return maybe_pin_memory(values, device).to(device, non_blocking=True)
 
     def _most_inside(self) -> int:
-        """Values that a graph of this batch compares at most."""
+        """Values that a graph of this batch notes at most."""
         config, attn = self._config, self._attn
         width = config.tokens_per_gen_step(config.max_draft_len)
         nodes = max(width, config.max_draft_len * config.dynamic_tree_max_topK)
         of_token = 6 + config.index_topk
-        of_row = 12 + 3 * (1 + config.max_draft_len) + nodes * (4 + nodes // 32)
+        of_row = 14 + 3 * (1 + config.max_draft_len) + nodes * (4 + nodes // 32)
         return (config.max_draft_len + 4) * attn.num_seqs * (nodes * of_token + of_row)
 
 

@@ -2,7 +2,7 @@
 
 Beside it the way back: how a value of the trace is laid out in such a tensor. What a trace derives from tables of
 pages (owners of slots, tables) is not here, as an expectation that knows no pages cannot be laid out; a wrong one is
-seen where tokens or hidden states come of it. Neither are the states of matchers, nor what only the host knows.
+seen where tokens or hidden states come of it. Neither is what only the host knows.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class DeviceValues:
         if substep == PREPARED:
             return self._forward(attn, spec) | self._prepared(attn, spec, arguments)
         if substep == ENTERED:
-            values = self._forward(attn, spec) | self._kept(attn, spec) | self.rows.entered()
+            values = self._forward(attn, spec) | self._kept(attn, spec) | self.rows.entered() | self.rows.matchers()
             return values | self._positions(position_ids)
         if substep == VERIFIED:
             accepted, counts = arguments
             values = self._lens(attn) | {"num_accepted_tokens": counts, "accepted_tokens": accepted}
-            return values | self.rows.verified(attn, spec)
+            return values | self.rows.verified(attn, spec) | self.rows.matchers()
         if substep == SAVED:
             return self._lens(attn)
         if substep == RESTORED:
@@ -70,7 +70,8 @@ class DeviceValues:
         # A view of it, where drafters have one.
         attn = arguments.get("attn_metadata", attn)
         masks = self._tree_masks(attn) if self._tree else {}
-        return self._lens(attn) | self._maps(attn) | masks | self._draft_inputs(arguments)
+        values = self._lens(attn) | self._maps(attn) | masks | self._draft_inputs(arguments)
+        return values | self.rows.matchers()
 
     def _lens(self, attn: Any) -> Values:
         lens = {"_seq_lens_cuda": attn._seq_lens_cuda}

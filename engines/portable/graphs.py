@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol
 
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engines.unseen import Kernels
+
 Operation = Callable[[], object]
-_Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
-"""An operation, its arguments by place and by name, and its result."""
+_Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any] | tuple[Callable[[], Any], Any]
+"""An operation, its arguments by place and by name, and its result; of a kernel, how to run it and its result."""
 
 
 class Graph(Protocol):
@@ -49,7 +52,7 @@ class CpuGraph:
         """Record what runs inside."""
         CpuGraph.recording = True
         try:
-            with _Recorder(self._calls) if self._replayable else nullcontext():
+            with _recorded(self._calls) if self._replayable else nullcontext():
                 yield
         finally:
             CpuGraph.recording = False
@@ -60,10 +63,22 @@ class CpuGraph:
         with torch._C.DisableTorchFunction():
             if self._operations is None:
                 # Not while recording: many graphs are never replayed.
-                again = (_operation(*call) for call in self._calls)
+                again = (_kernel(*call) if len(call) == 2 else _operation(*call) for call in self._calls)
                 self._operations = [operation for operation in again if operation is not None]
             for operation in self._operations:
                 operation()
+
+
+def unrecorded(listener: Callable[..., None] | None) -> Callable[..., None] | None:
+    """Keep what a listener reads in a region out of the graph that is made of it. None stands for no listener."""
+    if listener is None:
+        return None
+
+    def listen(*args: Any) -> None:
+        with torch._C._DisableTorchDispatch():
+            listener(*args)
+
+    return listen
 
 
 class _Recorder(TorchDispatchMode):
@@ -82,6 +97,53 @@ class _Recorder(TorchDispatchMode):
         result = func._op(*args, **kwargs)
         self._calls.append((func, args, kwargs, result))
         return result
+
+
+@contextmanager
+def _recorded(calls: list[_Call]) -> Iterator[None]:
+    """Note what runs inside."""
+
+    def record(kernel: Callable[[], Any]) -> Any:
+        Kernels.record = None
+        try:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                result = kernel()
+        finally:
+            Kernels.record = record
+        calls.append((kernel, result))
+        return result
+
+    Kernels.record = record
+    try:
+        with _Recorder(calls):
+            yield
+    finally:
+        Kernels.record = None
+
+
+def _kernel(run: Callable[[], Any], result: Any) -> Operation:
+    """How to run a kernel again so that the tensors that it made have what it makes then."""
+    outputs = [*_made(result)]
+
+    def again() -> None:
+        for output, value in zip(outputs, _made(run()), strict=True):
+            output.copy_(value)
+
+    return again
+
+
+def _made(result: Any) -> Iterator[Tensor]:
+    """The tensors in what a kernel returns: itself, or in tuples and dataclasses."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple):
+        for part in result:
+            yield from _made(part)
+    elif is_dataclass(result):
+        for field in fields(result):
+            yield from _made(getattr(result, field.name))
+    else:
+        assert result is None, f"a kernel returns a {type(result).__name__}, which a replay could not write to"
 
 
 def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Operation | None:

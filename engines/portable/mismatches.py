@@ -1,13 +1,14 @@
 """What differs from what was expected, kept on the device until somebody asks.
 
-Comparing launches kernels and waits for nothing, so it can be part of a CUDA graph. A place is a number: that of the
-step, times ``_PLACES``, and where in the step; the first of all that differ is kept, and how many there are.
+Comparing launches kernels and waits for nothing. A place is a number: that of the step, times ``_PLACES``, and where in
+the step; the first of all that differ is kept, and how many there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -57,7 +58,7 @@ class Mismatches:
     """Gathers what differs in any number of steps, of any sessions on one device; ``read`` brings it to the host.
 
     state  int64 [3], device: the first place, how many there are, and the number that stands for no place
-    step   int64 [1], device: the first place of the running step; graphs read it
+    step   int64 [1], device: the first place of the running step
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -102,7 +103,8 @@ class Mismatches:
         if count:
             number, place = divmod(first, _PLACES)
             step, regions = self._steps[number]
-            region = max((r for r in regions if r.begin <= place), key=lambda r: r.begin)
+            # One without values begins where the next one does.
+            region = max((r for r in regions if r.begin <= place and prod(r.shape)), key=lambda r: r.begin)
             index = _unravel(place - region.begin, region.shape)
             found = Mismatch(step, region.substep, region.run, region.field, index, count)
         self.state.copy_(torch.tensor([_NONE, 0, _NONE]))

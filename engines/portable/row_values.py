@@ -1,4 +1,4 @@
-"""What recurrent states and proposals are on the device, under the trace's names, without reading them."""
+"""What is kept by row on the device (recurrent states, proposals, matchers), under the trace's names, unread."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Values = dict[str, Tensor]
 Part = tuple[str, Tensor, Sequence[Any] | None]
 """A field, its values on the device, and what they should be, in the trace's form; None where that does not fit."""
 
-OPEN_ROWS: Final = frozenset({"ssm_states", "intermediate_ssm_states", "draft_probs"})
+OPEN_ROWS: Final = frozenset({"ssm_states", "intermediate_ssm_states", "draft_probs", "matcher_rows"})
 """Fields that say None of a row of which nothing is asked."""
 
 
 class RowValues:
-    """Finds the tensors of one engine; nothing where it has neither kind of state.
+    """Finds the tensors of one engine; nothing where it has no such state.
 
-    Slots of states are those that the manager knows, not those that the metadata tells the device, which may be wrong.
-    They are kept at one address, for graphs that compare.
+    Slots of states and of matchers are those that the managers know, not those that the device is told, which may be
+    wrong. They are kept at one address, for graphs that note what is there.
     """
 
     def __init__(self, config: Config, executor: PyExecutor) -> None:
@@ -34,16 +34,20 @@ class RowValues:
         self._states = manager if config.recurrent and isinstance(manager, MambaHybridCacheManager) else None
         self._proposals = executor.seq_slot_manager if config.rejection_sampling else None
         self._executor = executor
-        rows = config.max_num_requests if self._states is not None else 0
-        self._slots = torch.zeros(rows, dtype=torch.int64, device=executor.kv_cache_manager.device)
+        self._decoder = executor.guided_decoder
+        device = executor.kv_cache_manager.device
+        self._slots, self._matchers = torch.zeros(2, config.max_num_requests, dtype=torch.int64, device=device)
         self._size = 0
 
     def begin(self, batch: ScheduledRequests) -> None:
         """A batch has been prepared."""
+        requests = batch.all_requests()
+        self._size = len(requests)
         if self._states is not None:
-            slots = self._index(self._states.get_state_indices([r.py_request_id for r in batch.all_requests()]))
-            self._size = len(slots)
-            self._slots[: self._size].copy_(slots)
+            slots = self._states.get_state_indices([request.py_request_id for request in requests])
+            self._slots[: self._size].copy_(self._index(slots))
+        if self._decoder is not None:
+            self._matchers[: self._size].copy_(self._index(self._decoder.row_slots(requests)))
 
     def entered(self) -> Values:
         """Live states that a forward finds."""
@@ -66,7 +70,7 @@ class RowValues:
 
     def restored(self, attn: Any, spec: Any) -> Values:
         """Live states after a forward, and what it has proposed."""
-        values = self.entered()
+        values = self.entered() | self.matchers()
         if self._states is not None:
             values["sentinel_state"] = self._states.ssm_states[-1:]
         if self._proposals is not None:
@@ -75,8 +79,19 @@ class RowValues:
                 values["draft_probs"] = self._proposed(spec, spec.batch_slot_ids[: attn.num_seqs])
         return values
 
+    def matchers(self) -> Values:
+        """How far the matcher of each row is, and in which state: int64 [n, 2]."""
+        return {} if self._decoder is None else {"matcher_rows": self._read(self._matchers[: self._size])}
+
+    def _read(self, slots: Tensor) -> Tensor:
+        assert self._decoder is not None
+        states = self._decoder.matcher_states.index_select(0, slots)
+        counts = self._decoder.num_advanced_tokens.index_select(0, slots).unsqueeze(1)
+        # A matcher that was taken back too often is to be seen, too.
+        return torch.cat([counts, states.gather(1, counts.clamp(0, states.shape[1] - 1))], dim=1)
+
     def kept(self, said: Mapping[str, Any]) -> list[Part]:
-        """Live states and proposals of the last step, of all requests of which something is ``said``."""
+        """The same of all requests of which something is ``said``, proposals as the last step of each has left them."""
         parts: list[Part] = []
         if self._states is not None and "recurrent_states" in said:
             states: Mapping[int, int] = said["recurrent_states"]
@@ -88,6 +103,11 @@ class RowValues:
             slots = self._held(self._proposals.slot_manager.taken(), kept)
             tensor = self._executor.model_engine.spec_metadata.draft_probs
             parts.append(("kept_draft_probs", *self._picked(tensor, slots, list(kept.values()))))
+        if self._decoder is not None and "matchers" in said:
+            read: Mapping[int, Sequence[int]] = said["matchers"]
+            slots = self._held(self._decoder.slot_manager.taken(), read)
+            tensor = self._decoder.matcher_states if slots is None else self._read(self._index(slots))
+            parts.append(("matchers", tensor, None if slots is None else list(read.values())))
         return [part for part in parts if part[2] is None or part[2]]
 
     @staticmethod

@@ -16,6 +16,7 @@ from engines.portable.context_observation import ContextObserver, DraftContext
 from engines.portable.copies import HostCopies, LatestReads
 from engines.portable.device_checks import DeviceChecks, Expect
 from engines.portable.distributed import PeerBatch
+from engines.portable.graphs import unrecorded
 from engines.portable.mismatches import Mismatches
 from engines.portable.observation import Observer
 from engines.portable.plan import Plan
@@ -94,7 +95,11 @@ class PortableSession:
         self._bracket = Bracket(None)
         self._over = False
         roots, base = self._line_sites()
-        self._sites = Sites(self._seams(), roots=roots, base=base)
+        seams = self._seams()
+        if isinstance(self._observer, Observer):
+            # What checks on the device do is part of graphs; what is read from the host is not.
+            seams = [_unrecorded(seam) for seam in seams]
+        self._sites = Sites(seams, roots=roots, base=base)
         self._shelter_restore_code()
         self._open_brackets()
 
@@ -444,6 +449,13 @@ class _Committed:
 
     py_request_id: int
     num_cached_tokens: int
+
+
+def _unrecorded(seam: Seam) -> Seam:
+    """The seam, with listeners that leave no trace in graphs."""
+    if seam.before is None and seam.after is None:
+        return seam
+    return replace(seam, before=unrecorded(seam.before), after=unrecorded(seam.after))
 
 
 class _Nobody:

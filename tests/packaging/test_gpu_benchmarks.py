@@ -55,10 +55,10 @@ def test_a_long_run_passes_with_all_of_its_steps_and_nothing_else(made: Share, f
 
 
 def test_scenarios_are_drawn_of_all_workers_and_dimensions() -> None:
-    scenarios = drawn(1, 200)
-    assert Counter(scenario.config.worker for scenario in scenarios) == dict.fromkeys(WORKERS, 20)
+    scenarios = drawn(1, 100)
+    assert Counter(scenario.config.worker for scenario in scenarios) == dict.fromkeys(WORKERS, 10)
     for name in DIMENSIONS:
-        assert sum(getattr(scenario.config, name) != getattr(PLAIN, name) for scenario in scenarios) > 5
+        assert sum(getattr(scenario.config, name) != getattr(PLAIN, name) for scenario in scenarios) > 1, name
 
 
 def test_each_way_to_run_a_step_and_its_forward() -> None:

@@ -25,8 +25,10 @@ from scenarios import BACKENDS, WORKERS, Fault, FaultKind
 
 EAGLE3 = "Eagle3OneModelWorker"
 PARTS = {
-    *("separate", "guided", "enhancer", "reuse", "recurrent", "rejection", "tensor-parallel"),
-    *("overlap", "overlap-DSA", "overlap-reuse", "overlap-recurrent", "overlap-rejection"),
+    *("separate", "guided", "enhancer", "reuse", "recurrent", "rejection", "tensor-parallel", "overlap"),
+    *("overlap-separate", "overlap-guided", "overlap-enhancer", "overlap-reuse", "overlap-recurrent"),
+    *("overlap-rejection", "overlap-DSA", "overlap-DEEPSEEK_V4", "overlap-FLASHINFER"),
+    *("ragged", "ragged-DSA", "overlap-ragged", "overlap-ragged-DSA"),
 }
 
 
@@ -51,6 +53,7 @@ def test_all_scenarios_are_valid() -> None:
     for worker in WORKERS:
         assert test_out_of_memory.story(worker).steps
         assert [ranks.scenario_of(worker, rank).config.attention_dp_rank for rank in (0, 1)] == [0, 1]
+        assert ranks.scenario_of(worker + ranks.OVERLAP, 1).config.overlap
     assert all(test_museum.around_a_graph(bug).steps for bug in test_museum.AROUND_GRAPHS)
 
 
@@ -73,6 +76,7 @@ def test_defects_of_graphs_copies_and_what_both_repeat_are_hunted_on_a_device() 
 def test_graphs_hold(holds: Callable[[str, str], None]) -> None:
     holds(EAGLE3, "separate")
     holds("MTPEagleWorker", "overlap-recurrent")
+    holds("DraftTargetOneModelWorker", "overlap-ragged-DSA")
 
 
 def test_a_step_in_flight_is_part_of_what_a_run_ends_with() -> None:

@@ -38,6 +38,15 @@ def test_a_fair_share_has_a_variant() -> None:
         assert {c.worker for c in seen if getattr(c, variant)} == {n for n, t in WORKERS.items() if getattr(t, variant)}
         assert 0.1 < sum(getattr(c, variant) for c in seen) / len(seen) < 0.4
     assert any(c.recurrent and c.rejection_sampling and c.overlap for c in seen)
+    beside = [c for c in seen if c.overlap]
+    for variant in (
+        "attention_dp_rank",
+        "force_num_accepted_tokens",
+        "guided_decoding",
+        "relaxed_topk",
+        "sa_threshold",
+    ):
+        assert any(getattr(c, variant) for c in beside), variant
     ragged = [c for c in seen if c.ragged_verify]
     assert {c.worker for c in ragged} == {n for n, t in WORKERS.items() if t.ragged_verify}
     assert 0.1 < len(ragged) / sum(WORKERS[c.worker].ragged_verify for c in seen) < 0.4

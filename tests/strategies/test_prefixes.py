@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scenarios import WORKERS, Request, Scenario, check, walk
-from scenarios.reuse import reuses_on
+from scenarios import WORKERS, Config, Request, Scenario, Schedule, check, walk
+from scenarios.reuse import Key, reuses_on
 from strategies import configs, scenarios
 from tests.strategies.test_parts import all_of
 
@@ -14,6 +14,19 @@ REUSE = ("enable_block_reuse", "overlap")
 
 def reused(scenario: Scenario) -> list[int]:
     return [row.reused for _, rows in walk(scenario) for row in rows if row.reused]
+
+
+def parted(scenario: Scenario) -> bool:
+    """Whether a request ends while another one has some of its pages, and a step follows."""
+    schedule = Schedule(scenario.config, scenario.requests)
+    before: dict[Key, int] = {}
+    for step in scenario.steps[:-1]:
+        schedule.advance(step)
+        owners = dict(schedule.reuse.pools[0].owners)
+        if any(0 < owners.get(key, 0) < count for key, count in before.items()):
+            return True
+        before = owners
+    return False
 
 
 def test_block_reuse_is_drawn_for_whoever_has_it_with_pages_that_end_together() -> None:
@@ -34,9 +47,16 @@ def test_prompts_find_pages_of_earlier_ones() -> None:
     for scenario in seen:
         check(scenario)
     found = [scenario for scenario in seen if reused(scenario)]
-    assert len(found) > len(seen) / 6
+    assert len(found) > len(seen) / 4
     assert any(scenario.config.overlap for scenario in found)
     assert any(scenario.config.use_separate_draft_kv_cache for scenario in found)
+
+
+@pytest.mark.exhaustive
+def test_requests_end_while_others_have_their_pages() -> None:
+    config = Config(worker="SAWorker", max_draft_len=2, tokens_per_block=2, enable_block_reuse=True)
+    seen = all_of(scenarios(config=config, max_steps=10), 100)
+    assert sum(map(parted, seen)) >= 3
 
 
 def test_prompts_are_their_own_where_nothing_is_reused() -> None:

@@ -71,6 +71,17 @@ def replays(size: int) -> Situation:
     return some(lambda m: is_replay(m) and m.shape[1] >= size)
 
 
+def some_drafts_are_missing(_: Scenario, moments: list[Moment]) -> bool:
+    """Whether a row has made fewer drafts than it is to verify, beside one that has made as many."""
+    made: dict[int, int] = {}
+    for m in moments:
+        drafts = [made[r.request] for r in m.rows if not r.is_context and r.request in made]
+        if drafts and min(drafts) < m.k <= max(drafts):
+            return True
+        made |= dict.fromkeys(m.ids, m.k)
+    return False
+
+
 SITUATIONS: dict[str, tuple[int, Situation]] = {
     # Batches.
     "(0, 1)": (50, some(lambda m: m.shape == (0, 1))),
@@ -97,6 +108,7 @@ SITUATIONS: dict[str, tuple[int, Situation]] = {
     "K, 0, K of one request": (1000, together(lambda a, b, c: a.k and not b.k and c.k and shared(a, b, c), 3)),
     "K shrinks": (250, together(lambda a, b: a.k > b.k > 0 and shared(a, b))),
     "K grows": (250, together(lambda a, b: 0 < a.k < b.k and shared(a, b))),
+    "K grows for one row of two": (250, some_drafts_are_missing),
     "K, L, K": (1000, in_a_row(lambda m: m.k == 1, lambda m: m.k > 1, lambda m: m.k == 1)),
     # Acceptance.
     "two rows accept nothing": (250, some(lambda m: m.k and len(m.accepted) > 1 and set(m.accepted) == {1})),

@@ -227,9 +227,8 @@ class PyExecutor:
         dummies = [r for r in batch.all_requests() if r.is_dummy]
         self._reuse_prompts(batch)
         for manager in self.kv_cache_managers:
-            manager.prepare_resources(batch)
-            # Behind what prompts find in known pages, which might go to a dummy otherwise.
             manager.add_dummy_requests(dummies)
+            manager.prepare_resources(batch)
         for slots in self._slot_managers:
             slots.add_dummy_requests(dummies)
             slots.prepare_resources(batch)

@@ -46,6 +46,9 @@ STALE = {
     "TRT-57/MTPWorker/written": "restored (run 0) sentinel_state",
     "TRT-97/DraftTargetOneModelWorker": "restored (run 0) rejection_rows",
     "TRT-10/Eagle3OneModelWorker/padding": "verified (run 0) draft_probs",
+    "TRT-130/MTPEagleWorker/stale": "entered (run 0) matcher_rows",
+    "TRT-130/PARDWorker": "restored (run 0) matcher_rows",
+    "TRT-88/Eagle3OneModelWorker/widths": "verified (run 0) num_accepted_tokens",
     "SGL-11/Eagle3OneModelWorker": "updated (run 0) draft_kv",
     "TRT-80/DraftTargetOneModelWorker/shard": "draft[2] (run 0) input_ids",
 }
@@ -61,6 +64,12 @@ def found(scenario: Scenario) -> Any:
 def test_the_clean_engine_has_no_mismatch(worker: str, backend: str) -> None:
     if not BACKENDS[backend].sparse or WORKERS[worker].sparse:
         assert found(serving(worker, batch=3, draft_len=3, steps=3, backend=backend)) is None
+
+
+@pytest.mark.exhaustive(every=3)
+@pytest.mark.parametrize("worker", WORKERS)
+def test_nor_has_it_in_all_dimensions_that_a_worker_has(worker: str) -> None:
+    for backend in ("TRTLLM", "DSA") if WORKERS[worker].sparse else ("TRTLLM",):
         dimensions = most_dimensions(worker, backend)
         assert found(serving(worker, batch=3, draft_len=3, steps=3, backend=backend, **dimensions)) is None
 
@@ -120,7 +129,7 @@ def test_the_last_step_in_flight_is_processed() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PyExecutor, "_terminate_requests", fail)
-        finding = found(replace(scenario, steps=scenario.steps[:1]))
+        finding = found(replace(scenario, steps=scenario.steps[1:2]))
     assert (finding.step, finding.mismatch) == (0, "failed (run 0) outcome is not what it should be")
 
 
@@ -218,7 +227,8 @@ def test_the_first_place_is_that_of_the_first_step() -> None:
     mismatches = Mismatches(torch.device("cpu"))
     for step, actual in (("one", [1, 2, 3, 4]), ("two", [0, 2, 3, 9]), ("three", [9, 9, 9, 9])):
         mismatches.begin_step(step)
-        mismatches.add_regions([Region(10, (1,), "entered", 0, "a"), Region(11, (3, 1), "restored", 1, "b")])
+        mismatches.add_regions([Region(10, (1,), "entered", 0, "a"), Region(11, (0, 2), "entered", 0, "none")])
+        mismatches.add_regions([Region(11, (3, 1), "restored", 1, "b")])
         mismatches.compare(torch.tensor(actual), torch.tensor([ANYTHING, 2, 3, 4]), 10)
     found = mismatches.read()
     assert found is not None

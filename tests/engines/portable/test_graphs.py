@@ -10,8 +10,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from engines.portable._utils import is_current_stream_capturing
-from engines.portable.graphs import CpuGraph, capture
+from engines.portable.graphs import CpuGraph, capture, unrecorded
 from engines.portable.pyexecutor import cuda_graph_runner as graph_runner
+from engines.tracer import Rows
+from engines.unseen import Kernels, unseen
 from scenarios import Phase
 from tests.engines.portable.scripts import go, mixed
 from tests.engines.portable.support import CPU, ints
@@ -132,3 +134,64 @@ def test_a_graph_that_no_step_replays_is_not_recorded_beside_one_that_is(monkeyp
     go(replace(case, steps=(larger, *case.steps)))
     assert len(larger.rows) == replay + 1
     assert recorded == [False, True]
+
+
+def test_what_a_listener_reads_is_no_part_of_a_graph() -> None:
+    given, seen = ints([1]), []
+    listen = unrecorded(lambda tensor: seen.append((tensor + 1).tolist()))
+    assert unrecorded(None) is None
+    assert listen is not None
+
+    def forward() -> Any:
+        listen(given)
+        return given + 2
+
+    graph, result = capture(forward, CPU)
+    assert isinstance(graph, CpuGraph)
+    assert seen == [[2]]
+    assert [str(func) for func, *_ in graph._calls] == ["aten.add.Tensor"]
+    given.fill_(5)
+    graph.replay()
+    assert (seen, result.tolist()) == ([[2]], [7])
+
+
+def test_a_kernel_of_the_model_is_one_operation() -> None:
+    given, calls = ints([1, 2]), []
+
+    @unseen
+    def inner(value: torch.Tensor) -> torch.Tensor:
+        return value + 1
+
+    @unseen
+    def kernel(value: torch.Tensor) -> tuple[torch.Tensor, Rows]:
+        calls.append(value.tolist())
+        return inner(value), Rows(value * 2, value * 3)
+
+    def forward() -> Any:
+        first, rows = kernel(given * 10)
+        return first, rows.sequence, rows.index + 1
+
+    graph, results = capture(forward, CPU)
+    assert isinstance(graph, CpuGraph)
+    assert len(graph._calls) == 3
+    given.fill_(3)
+    graph.replay()
+    assert calls == [[10, 20], [30, 30]]
+    assert [result.tolist() for result in results] == [[31, 31], [60, 60], [91, 91]]
+    assert Kernels.record is None
+
+
+def test_a_kernel_that_fails_ends_the_capture() -> None:
+    @unseen
+    def kernel() -> None:
+        raise ValueError
+
+    def forward() -> None:
+        with pytest.raises(ValueError):
+            kernel()
+        assert Kernels.record is not None
+        kernel()
+
+    with pytest.raises(ValueError):
+        capture(forward, CPU)
+    assert Kernels.record is None
