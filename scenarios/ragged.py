@@ -31,12 +31,6 @@ def ragged_on(worker: str, backend: str) -> bool:
     return WORKERS[worker].ragged_verify and not (traits.compressed or traits.draft_view or traits.one_page)
 
 
-def is_ragged(config: Config) -> bool:
-    """Whether ``ragged_verify`` is combined with the rest of a configuration."""
-    alone = not any(getattr(config, name) for name in _NOT_RAGGED) and config.attention_dp_size == 1
-    return alone and ragged_on(config.worker, config.attention_backend)
-
-
 def check_ragged(config: Config) -> None:
     """Raise ``ScenarioError`` for verify widths where they are not combined with the rest."""
     if not config.ragged_verify:
