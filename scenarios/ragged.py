@@ -63,12 +63,7 @@ def check_verify(config: Config, row: Generation, draft_len: int, field: str) ->
     """Raise ``ScenarioError`` for a row that verifies more drafts than there are, or a number where all do the same."""
     if row.verify is None:
         return
-    require(
-        config.ragged_verify,
-        f"{field}.verify",
-        "is for config.ragged_verify",
-        "leave it out",
-    )
+    require(config.ragged_verify, f"{field}.verify", "is for config.ragged_verify", "leave it out")
     require(
         0 <= row.verify <= draft_len,
         f"{field}.verify",
