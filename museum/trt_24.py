@@ -31,6 +31,7 @@ def rows_shifted(patch: Patch) -> None:
         order = sorted(rows, key=lambda row: row < len(state.is_last_chunk) and not state.is_last_chunk[row])
         outputs = ("new_tokens", "new_tokens_lens", "next_draft_tokens")
         taken = [order.index(row) for row in rows]
+        state.synchronize()
         update(self, replace(state, **{name: getattr(state, name)[taken] for name in outputs}))
 
     patch(SpecSampler, "update_requests", update_requests)
