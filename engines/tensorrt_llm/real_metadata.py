@@ -84,6 +84,7 @@ def _driven_sparse(base: Any) -> type:
 
         skip_indexer_for_ctx_reqs = False
         skip_indexer_for_gen_reqs = False
+        reads_verify_rows = False
 
         def __init__(self, *, sparse_metadata_params: DSAMetadataParams, **options: Any) -> None:
             # The older version reads its settings from an attribute of this name.
