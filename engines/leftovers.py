@@ -89,6 +89,7 @@ class _Accesses:
         self.elements: dict[str, tuple[int, set[int]]] = {}
 
     def note(self, field: str, fate: str) -> None:
+        """Keep an access, ``READ`` or ``REWRITTEN``, if it is the field's first and not the suite's own."""
         if field not in self.first and not _observing():
             frame = next(_frames())
             code = frame.f_code
@@ -99,6 +100,7 @@ class _Accesses:
         return field in self.attributes.values() and field not in self.first
 
     def use(self, tensor: torch.Tensor, overwrites: bool) -> None:
+        """Note what all elements of ``tensor`` being read, or written over, means for the tensors under watch."""
         storage = tensor.untyped_storage().data_ptr()
         for field, (watched, left) in self.elements.items():
             if field in self.first or watched != storage:

@@ -34,6 +34,7 @@ class _Wrapped:
     original: Any
 
     def remove_from(self, owner: Any) -> None:
+        """Give ``owner`` back what it had; nothing where the attribute has been set to something else since."""
         namespace = vars(owner)
         if namespace.get(self.seam.attribute) is not self.wrapper:
             return
@@ -69,7 +70,7 @@ class Sites:
         try:
             for seam in seams:
                 self._install(seam)
-        except BaseException:
+        except BaseException:  # an interrupt would leave wrappers behind as well
             self.close()
             raise
 

@@ -50,7 +50,7 @@ class Acceptance:
 class Asked:
     """What to measure: a row for each batch size and draft length, with the defect too if there is one.
 
-    drafts     steps times requests behind a row
+    drafts     generations behind a row, over all steps
     agreement  probability with which a draft is right, each for itself
     """
 

@@ -160,7 +160,7 @@ def sweep(
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
-    """Run every small scenario with every single fault in it; goes on where an earlier run stopped."""
+    """Run every small scenario with every single fault in it. Goes on where an earlier run stopped."""
     from fuzz import commands, options
 
     target = options.target(
@@ -204,7 +204,7 @@ def replay(
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
-    """Run findings or scenario files again and say whether they hold."""
+    """Run findings or scenario files again. Says whether they hold."""
     from fuzz import commands, options
     from fuzz.store import Store
 
@@ -260,7 +260,9 @@ def export(
     ] = None,
     invariant: Annotated[
         str | None,
-        typer.Option("--invariant", metavar="SLUG", help="Which to show. [default: as found, else the first violated]"),
+        typer.Option(
+            "--invariant", metavar="SLUG", help="Invariant to show. [default: as found, else the first violated]"
+        ),
     ] = None,
     engine: FoundEngineOption = None,
     trtllm_source: SourceOption = None,
@@ -294,7 +296,7 @@ def museum(
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
-    """Hunt the seeded defects: 0 if all are found, 1 if one escapes."""
+    """Hunt the seeded defects. Exit status 1 if one escapes."""
     from fuzz import commands, options
 
     bugs = options.bugs(bug or ())
@@ -316,7 +318,7 @@ def leaks(
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
-    """Say what failed steps leave behind in the metadata, and whether it is read: 1 if anything is."""
+    """Say what failed steps leave behind, and whether it is read. Exit status 1 if anything is."""
     from fuzz import commands, options
 
     target = options.target(engine=engine, device=device, faults=faults, worker=worker, source=trtllm_source)
@@ -328,7 +330,7 @@ def leaks(
 def acceptance(
     worker: Annotated[str, typer.Option("--worker", metavar="CLASS", help="Worker that drafts.")] = "MTPEagleWorker",
     attention_backend: Annotated[
-        str, typer.Option("--attention-backend", metavar="NAME", help=f"{', '.join(BACKENDS)}: one that it runs on.")
+        str, typer.Option("--attention-backend", metavar="NAME", help=f"One that it runs on of {', '.join(BACKENDS)}.")
     ] = "DSA",
     with_bug: Annotated[
         str | None, typer.Option("--with-bug", metavar="ID", help="Also with this seeded defect, for comparison.")
@@ -336,7 +338,7 @@ def acceptance(
     batch: Annotated[str, typer.Option("--batch", metavar="SIZES", help="Batch sizes, with commas.")] = "1,8",
     draft_len: Annotated[str, typer.Option("--draft-len", metavar="KS", help="Draft lengths, with commas.")] = "1,4",
     drafts: Annotated[
-        int, typer.Option("--drafts", metavar="N", help="Steps of a request, times requests, per row of the table.")
+        int, typer.Option("--drafts", metavar="N", help="Generations per row of the table, over all steps.")
     ] = 240,
     agreement: Annotated[
         float, typer.Option("--agreement", metavar="P", help="Probability with which the drafter is right.")
@@ -347,7 +349,7 @@ def acceptance(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> int:
-    """Show how often drafts are accepted, by depth: what a silent loss of acceptance looks like."""
+    """Show how often drafts are accepted, by depth. Shows what a silent loss of acceptance looks like."""
     from fuzz import acceptance as table
     from fuzz import commands, options
 
@@ -376,7 +378,7 @@ def list_(
     faults: FaultsOption = "seams",
     as_json: JsonOption = False,
 ) -> int:
-    """List workers, metadata classes, invariants, fault sites or seeded defects."""
+    """List workers, metadata, invariants, fault sites or defects."""
     from fuzz import commands, listing, options
 
     target = options.target(engine=engine, device=device, faults=faults, worker=worker)
@@ -394,10 +396,11 @@ def doctor(trtllm_source: SourceOption = None, as_json: JsonOption = False) -> i
 @app.command()
 def gate(
     base: Annotated[
-        str | None, typer.Option("--base", metavar="REV", help="Revision to compare with. [default: the fork]")
+        str | None,
+        typer.Option("--base", metavar="REV", help="Revision to compare with. [default: where origin/main was left]"),
     ] = None,
 ) -> int:
-    """Judge a pull request: do tests cover the lines that it changes?"""
+    """Judge whether tests cover the lines that a branch changes."""
     from fuzz import gate as gates
 
     result = gates.gate(base)

@@ -73,7 +73,7 @@ FaultsOption = Annotated[
 DraftLenOption = Annotated[
     int | None, typer.Option("--max-draft-len", metavar="N", help="Largest max_draft_len. [default: 7]")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the search.")]
+SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of what is drawn.")]
 WorkersOption = Annotated[
     int | None,
     typer.Option("--workers", metavar="N", help="Processes to search with. [default: one per core, if there is work]"),

@@ -139,6 +139,7 @@ class _Member:
     heard: float = field(default_factory=time.monotonic)
 
     def give(self, unit: Unit) -> None:
+        """Send it a unit to run."""
         self.unit = unit
         self.heard = time.monotonic()
         with suppress(OSError):  # whoever listens will notice that it has died

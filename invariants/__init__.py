@@ -37,13 +37,12 @@ failed    or it broke off somewhere, and all is given back just the same      li
 ========  ==================================================================  =========================================
 
 ``ranks`` also asks what all ranks run together. ``relations`` asks about none of them by name: two runs must end up
-alike. The modules are imported causes first, which is the order of severity.
+alike.
 """
 
-from invariants import lifecycle, two_managers, counters, ranks, trees, kv_lens, overlap, rows, sparse  # noqa: F401, I001
-from invariants import ragged, selection, compressed, page_arrays, draft_context, enhancer, forced, guided, relaxed  # noqa: F401
-from invariants import spec_metadata, recurrent, proposals, acceptance  # noqa: F401
-from invariants import block_reuse, kv_cache, history, output, relations  # noqa: F401
+from importlib import import_module
+from typing import Final
+
 from invariants.predicates import PREDICATES
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find, invariant, relation
 from invariants.verdict import Tally, Verdict, verify
@@ -62,3 +61,14 @@ __all__ = [
     "relation",
     "verify",
 ]
+
+_CAUSES_FIRST: Final = (
+    *("lifecycle", "two_managers", "counters", "ranks", "trees", "kv_lens", "overlap", "rows", "sparse", "ragged"),
+    *("selection", "compressed", "page_arrays", "draft_context", "enhancer", "forced", "guided", "relaxed"),
+    *("spec_metadata", "recurrent", "proposals", "acceptance", "block_reuse", "kv_cache", "history", "output"),
+    "relations",
+)
+"""Modules that register invariants. Their order is that of severity: the first of two at one sub-step is reported."""
+
+for _module in _CAUSES_FIRST:
+    import_module(f"{__name__}.{_module}")

@@ -156,7 +156,7 @@ def taken_back(patch: Patch) -> None:
         before = None if counter is None else counter.clone()
         try:
             return forward(self, *args, **kwargs)
-        except BaseException:
+        except Exception:
             if before is not None:
                 counter.copy_(before)
             raise

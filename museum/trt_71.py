@@ -18,10 +18,10 @@ from museum.bug import EAGLE3, PARD, Patch, bug
 def rows_of_the_largest_draft_len(patch: Patch) -> None:
     from engines.portable.pyexecutor.guided_decoder import CapturableGuidedDecoder
 
-    add_batch = CapturableGuidedDecoder.add_batch
+    feed = CapturableGuidedDecoder.feed
 
-    def _add_batch(self: Any, scheduled_requests: Any, draft_len: int) -> None:
-        add_batch(self, scheduled_requests, draft_len)
+    def _feed(self: Any, tokens: Any) -> None:
+        feed(self, tokens)
         self._width = self._tokens.shape[1]
 
-    patch(CapturableGuidedDecoder, "add_batch", _add_batch)
+    patch(CapturableGuidedDecoder, "feed", _feed)

@@ -21,6 +21,7 @@ from scenarios.schedule import check
 T = TypeVar("T")
 
 _MAX_DIGITS = 4000
+"""Of a number in a text; from 4,300 on Python's own refusal would come, which names no field."""
 _MAX_DEPTH = 32
 """A scenario needs 4 levels, a finding a few more for the values that it shows."""
 

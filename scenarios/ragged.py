@@ -31,12 +31,6 @@ def ragged_on(worker: str, backend: str) -> bool:
     return WORKERS[worker].ragged_verify and not (traits.compressed or traits.draft_view or traits.one_page)
 
 
-def is_ragged(config: Config) -> bool:
-    """Whether ``ragged_verify`` is combined with the rest of a configuration."""
-    alone = not any(getattr(config, name) for name in _NOT_RAGGED) and config.attention_dp_size == 1
-    return alone and ragged_on(config.worker, config.attention_backend)
-
-
 def check_ragged(config: Config) -> None:
     """Raise ``ScenarioError`` for verify widths where they are not combined with the rest."""
     if not config.ragged_verify:
@@ -69,12 +63,7 @@ def check_verify(config: Config, row: Generation, draft_len: int, field: str) ->
     """Raise ``ScenarioError`` for a row that verifies more drafts than there are, or a number where all do the same."""
     if row.verify is None:
         return
-    require(
-        config.ragged_verify,
-        f"{field}.verify",
-        "is for config.ragged_verify",
-        "leave it out",
-    )
+    require(config.ragged_verify, f"{field}.verify", "is for config.ragged_verify", "leave it out")
     require(
         0 <= row.verify <= draft_len,
         f"{field}.verify",

@@ -163,7 +163,7 @@ class Schedule:
             self._fail(step)
             return rows
         if step.phase is Phase.CAPTURE:
-            self.graphs.add((len(rows), step.draft_len, sum(row.query for row in rows)))
+            self.graphs.add(_graph(step, rows))
         self._grant(rows)
         self._land()
         self.in_flight = self.config.overlap and self.serving and bool(rows)
@@ -417,7 +417,7 @@ class Schedule:
         if step.phase in (Phase.CAPTURE, Phase.REPLAY):
             _require(not step.contexts, f"{field}.contexts", "a CUDA graph holds generations only", "remove them")
         if step.phase is Phase.REPLAY:
-            shape = len(rows), step.draft_len, sum(row.query for row in rows)
+            shape = _graph(step, rows)
             of_rows = f" and {shape[2]} rows altogether" if self.config.ragged_verify else ""
             _require(
                 shape in self.graphs,
@@ -451,6 +451,11 @@ class Schedule:
         _require(
             not step.finish, f"{field}.finish", "no request finishes in a step that fails", "remove it or the fault"
         )
+
+
+def _graph(step: Step, rows: list[RowPlan]) -> tuple[int, int, int]:
+    """Batch size, draft length and rows of the graph that a step captures or replays."""
+    return len(rows), step.draft_len, sum(row.query for row in rows)
 
 
 def walk(scenario: Scenario) -> Iterator[tuple[Step, list[RowPlan]]]:

@@ -161,6 +161,7 @@ class _Plain:
         self.steps: list[Step] = []
 
     def scenario(self, *more: Step) -> Scenario:
+        """What has been drawn so far, with ``more`` steps behind it."""
         return Scenario(config=self.config, requests=tuple(self.requests), steps=(*self.steps, *more))
 
     def add_step(self) -> bool:

@@ -9,7 +9,9 @@ from scenarios import Config
 from strategies.choices import Draw, choose, digits
 
 _SEVERAL: Final = 2
+"""Generations side by side, between which widths can differ."""
 _STEPS: Final = 2
+"""Steps that each of them can have: drafts of the first are verified in the second."""
 
 
 def holds_several(config: Config) -> bool:

@@ -151,6 +151,7 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """The spec of a view; ``ModuleNotFoundError`` where the portable engine has no counterpart."""
         if fullname.partition(".")[0] != PACKAGE:
             return None
         if fullname not in _PARENTS and not _counterpart(fullname):
@@ -160,6 +161,7 @@ class _Finder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """A view of the counterpart; an empty one where there are only modules below it."""
         portable = _counterpart(spec.name)
         return _View(spec.name, importlib.import_module(portable) if portable else None)
 

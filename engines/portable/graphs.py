@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engines.unseen import Kernels
 
 Operation = Callable[[], object]
-_Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any] | tuple[Callable[[], Any], Any]
-"""An operation, its arguments by place and by name, and its result; of a kernel, how to run it and its result."""
+_Call = Callable[[], Operation | None]
+"""What was recorded of an operation or a kernel: makes of it what a replay runs, if that is anything."""
 
 
 class Graph(Protocol):
@@ -63,8 +63,7 @@ class CpuGraph:
         with torch._C.DisableTorchFunction():
             if self._operations is None:
                 # Not while recording: many graphs are never replayed.
-                again = (_kernel(*call) if len(call) == 2 else _operation(*call) for call in self._calls)
-                self._operations = [operation for operation in again if operation is not None]
+                self._operations = [operation for call in self._calls if (operation := call()) is not None]
             for operation in self._operations:
                 operation()
 
@@ -95,7 +94,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         # What an overload calls itself: there are hundreds of operations in a graph.
         result = func._op(*args, **kwargs)
-        self._calls.append((func, args, kwargs, result))
+        self._calls.append(partial(_operation, func, args, kwargs, result))
         return result
 
 
@@ -110,7 +109,7 @@ def _recorded(calls: list[_Call]) -> Iterator[None]:
                 result = kernel()
         finally:
             Kernels.record = record
-        calls.append((kernel, result))
+        calls.append(partial(_kernel, kernel, result))
         return result
 
     Kernels.record = record

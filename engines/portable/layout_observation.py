@@ -25,7 +25,6 @@ def planned_widths(attn: Any) -> Fields:
 
 def published_widths(attn: Any) -> Fields:
     """The same as the device is told."""
-    lens = getattr(attn, "ragged_verify_lens", None)
-    return (
-        {} if lens is None else {"gen_token_repeats_cuda": attn.gen_token_repeats_cuda[: attn.num_generations].tolist()}
-    )
+    if getattr(attn, "ragged_verify_lens", None) is None:
+        return {}
+    return {"gen_token_repeats_cuda": attn.gen_token_repeats_cuda[: attn.num_generations].tolist()}

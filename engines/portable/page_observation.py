@@ -22,11 +22,9 @@ def host_page_fields(attn: Any) -> dict[str, Any]:
         return {}
     fields = {"num_blocks": list(attn.num_blocks)}
     # The table of a view grows after it was planned, and its kernels are told lengths instead.
-    return (
-        fields
-        if attn._draft_kv_runtime_lens is not None
-        else {**fields, "planned_num_blocks": list(attn.planned_num_blocks)}
-    )
+    if attn._draft_kv_runtime_lens is None:
+        fields["planned_num_blocks"] = list(attn.planned_num_blocks)
+    return fields
 
 
 def device_page_fields(attn: Any) -> dict[str, Any]:

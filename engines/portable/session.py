@@ -332,7 +332,7 @@ class PortableSession:
         return dummy_generation(self._config, index, step.draft_len, row.past, row.accept, row.verify)
 
     def _follow(self, step: Step, iteration: Iteration, error: Exception | None) -> None:
-        """Forget the requests that ended, and the schedule once the run has left its plan."""
+        """Forget the requests that ended, and leave the plan where the run has."""
         planned = error is None if step.fault is None else is_injected(error)
         if not planned:
             self._plan.leave()

@@ -19,8 +19,6 @@ from engines.portable.speculative.mtp import MTPHiddenStatesManager, MTPSpecMeta
 from engines.portable.speculative.relaxed_acceptance import RelaxedDeltaManager
 from engines.portable.speculative.suffix_automaton import SuffixAutomatonManager, sa_manager_of
 
-"""Ids of requests are below, those of dummies above."""
-
 _DIGITS = 6
 """Of a float32, as far as numbers that are no sums of powers of two are told apart from what was configured."""
 

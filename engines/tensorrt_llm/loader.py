@@ -42,10 +42,13 @@ from scenarios import BACKENDS, WORKERS, UsageError
 
 
 class _StandInLoader(Loader):
+    """Makes modules up, with the behaviours that are known under their names."""
+
     def __init__(self, finder: _Finder) -> None:
         self._finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """A module that has a stand-in for any name."""
         return StandInModule(spec.name, self._finder.behaviours.get(spec.name, {}))
 
     def exec_module(self, module: ModuleType) -> None:
@@ -60,10 +63,11 @@ class _AliasLoader(Loader):
         self._spec = original.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module itself, no new one."""
         return self._original
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has just written the alias's spec over the module's own.
+        """Give the module its own spec back, over which the import system has just written the alias's."""
         module.__spec__ = self._spec
 
 
@@ -72,6 +76,7 @@ class _FileLoader(SourceFileLoader):
 
     # The signature is that of the class above, whose further parameter nobody gives.
     def source_to_code(self, data: Any, path: Any, **_: Any) -> CodeType:  # type: ignore[override]
+        """The code of a file, for as long as its bytes are the same."""
         return _compiled(bytes(data), str(path))
 
 
@@ -100,6 +105,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """How a module below ``ROOTS`` is loaded; None, for whoever is asked next, for all others."""
         if fullname.partition(".")[0] not in ROOTS:
             return None
         self.served.add(fullname)

@@ -22,7 +22,20 @@ from tests.fuzz.samples import FINDING, MIXED
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("run", "fuzz", "replay", "explain", "export", "museum", "leaks", "acceptance", "list", "doctor", "gate")
+COMMANDS = (
+    "run",
+    "fuzz",
+    "sweep",
+    "replay",
+    "explain",
+    "export",
+    "museum",
+    "leaks",
+    "acceptance",
+    "list",
+    "doctor",
+    "gate",
+)
 
 
 def fake(engine: str) -> tuple[str, str]:

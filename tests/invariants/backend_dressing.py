@@ -19,7 +19,9 @@ def dress_backend(taken: StepTrace, prepared: Fields, config: Config) -> StepTra
     """``taken`` with tables of its backend; ``prepared`` has the pages of each row in each pool."""
     backend = BACKENDS[config.attention_backend]
     if backend.compressed:
-        return _each(taken, lambda substep: _compressed(substep, prepared, config))
+        first = taken.find("prepared")
+        lens = [] if first is None else first["kv_lens_cuda"]
+        return _each(taken, lambda substep: _compressed(substep, prepared, lens, config))
     if backend.draft_view or backend.one_page:
         return _each(taken, lambda substep: _without_tables(substep, prepared, config))
     return taken
@@ -33,7 +35,8 @@ def _pool(substep: Substep, config: Config) -> Pool:
     return pools(config)[-1 if substep.name.startswith("draft[") else 0]
 
 
-def _compressed(substep: Substep, prepared: Fields, config: Config) -> Fields:
+def _compressed(substep: Substep, prepared: Fields, lens: list[int], config: Config) -> Fields:
+    """``lens`` are the KV lengths that the host supposes."""
     fields = dict(substep.fields)
     if substep.name not in ("prepared", "entered", "restored", "failed") and not substep.name.startswith("draft["):
         return fields
@@ -48,7 +51,7 @@ def _compressed(substep: Substep, prepared: Fields, config: Config) -> Fields:
     size = pool.tokens_per_block // config.compress_ratios[1]
     places = [(target[row][i // size], i % size) for row, i in substep["slot_owners"]]
     fields["slot_mapping_fp8"] = [page * size * 132 + offset * 128 for page, offset in places]
-    pages = [table[: pool.pages(kv)] for table, kv in zip(target, substep["kv_lens_cuda"], strict=True)]
+    pages = [table[: pool.pages(kv)] for table, kv in zip(target, lens, strict=True)]
     return fields | {"indexer_k_cache_block_offsets": pages}
 
 

@@ -28,13 +28,13 @@ RAGGED_MUTATIONS = [
     at("verify-widths-do-not-matter", OVERLAPPED, 3, "updated", "emitted", lambda text: {**text, 1: [7, *text[1][1:]]}),
     # What other invariants ask of rows, with another number of them in each.
     at("acceptance-in-range", LINEAR, 2, "restored", "new_tokens_lens", put(1, 3)),
-    at("acceptance-in-range", OVERLAPPED, 3, "updated", "py_rewind_len", put(1, 2)),
+    at("acceptance-in-range", OVERLAPPED, 3, "updated", "py_rewind_len", put(1, 0)),
     at("oracle-drafter-accepts-all", LINEAR, 2, "restored", "new_tokens_lens", put(0, 2)),
     at("drafts-carried-over", LINEAR, 3, "prepared", "draft_tokens", lambda tokens: tokens[::-1]),
     at("rows-belong-to-requests", LINEAR, 3, "prepared", "input_ids", swap),
     at("kv-lens-balanced", LINEAR, 5, "draft[1]", "kv_lens_cuda", bump(0)),
-    at("kv-ledger-balanced", OVERLAPPED, 3, "updated", "kv_tokens", put(1, 15)),
+    at("kv-ledger-balanced", OVERLAPPED, 3, "updated", "kv_tokens", put(1, 17)),
     at("corrections-follow-last-step", OVERLAPPED, 3, "prepared", "previous_kv_lens_offsets_cuda", bump(0)),
-    at("corrections-follow-last-step", OVERLAPPED, 3, "prepared", "previous_pos_id_offsets_cuda", swap),
+    at("corrections-follow-last-step", OVERLAPPED, 3, "prepared", "previous_pos_id_offsets_cuda", bump(4)),
     at("proposals-belong-to-their-drafts", HYBRID, 5, "verified", "draft_probs", lambda rows: [rows[0][:1], rows[1]]),
 ]

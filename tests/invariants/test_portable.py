@@ -30,6 +30,7 @@ from tests.invariants.cases import (
     on_backend,
     overlapped,
     overlapping,
+    ragged,
     ranked,
     relaxed,
     replicated,
@@ -57,7 +58,14 @@ BACKENDS = [separate(on_backend(served(EAGLE), name)) for name in ("DEEPSEEK_V4"
 BACKENDS += [on_backend(started_up(MTP_EAGLE), "FLASHINFER"), on_backend(served(SA), "VANILLA")]
 OVERLAPPED = [overlapped(EAGLE), overlapping(failing(EAGLE)), overlapped(EAGLE_TREE)]
 OVERLAPPED.append(separate(sparse(overlapped(EAGLE), 12)))
-NEWER = [sharing(EAGLE), hybrid(served(SA)), hybrid(served(MTP)), hybrid(overlapped(EAGLE))]
+NEWER = [
+    sharing(EAGLE),
+    ragged(EAGLE),
+    sparse(ragged(EAGLE)),
+    hybrid(served(SA)),
+    hybrid(served(MTP)),
+    hybrid(overlapped(EAGLE)),
+]
 CASES = [*DENSE, *RANKED, *JUDGED, *SPARSE, *APART, MOVING, *ENHANCED, *BACKENDS, *OVERLAPPED, *NEWER]
 ENGINE = PortableEngine()
 

@@ -22,7 +22,7 @@ from fuzz.unit import Unit
 from fuzz.work import run_unit
 from museum.bug import EAGLE3
 from scenarios import UsageError, closest
-from tests.quality import (  # noqa: F401  (registers)
+from tests.quality import (  # noqa: F401 - each registers its rules
     backend_rules,
     combined_rules,
     overlap_rules,

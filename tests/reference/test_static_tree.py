@@ -49,7 +49,7 @@ def test_a_chain_is_what_linear_drafting_has(depth: int) -> None:
 @pytest.mark.parametrize("choices", [[[0], [1, 0]], [[]], [[0], [0, 0], [0, 0, 0]]])
 def test_what_makes_no_tree_is_refused(choices: list[list[int]]) -> None:
     with pytest.raises(ValueError, match=r"eagle_choices: \[.*\] is no node of a tree of depth 2"):
-        StaticTree(choices, 2).parents  # noqa: B018
+        StaticTree(choices, 2).parents  # noqa: B018 - found when it is asked for
 
 
 @st.composite

@@ -74,7 +74,7 @@ class CUDAGraphRunner:
         """
         try:
             return self._warm_up_and_capture(key, forward_fn, inputs, postprocess_fn)
-        except BaseException:
+        except BaseException:  # nor may an interrupt leave half of a graph behind
             self.graphs.pop(key, None)
             if not any(captured.graph for captured in self.graphs.values()):
                 # A pool ends with its last graph, and its handle with it.

@@ -258,7 +258,7 @@ class SpecWorkerBase(ForcedAcceptance, RejectionSampling, ABC):
         self._spec_dec_attn_metadata = attn_metadata
         try:
             attn_metadata.prepare_for_spec_dec(*self._fields_to_save(attn_metadata), *fields)
-        except BaseException:
+        except BaseException:  # an interrupt leaves nothing saved either
             self._ensure_spec_dec_state_restored(attn_metadata, None)
             raise
 

@@ -6,6 +6,7 @@ be, 0 outside of thinking. It begins with a prompt that has a certain token, and
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -47,9 +48,9 @@ class RelaxedAcceptanceWorker(SpecWorkerBase):
 
     spec_config: DecodingConfig
 
+    @abstractmethod
     def _relaxed_delta_pool(self, spec_metadata: Any) -> Tensor:
         """The deltas that the metadata's resource manager keeps."""
-        raise NotImplementedError
 
     def _update_relaxed_delta(self, input_ids: Tensor, attn_metadata: Any, spec_metadata: Any) -> None:
         """Let the requests think whose chunk of the prompt begins it, and no other context.

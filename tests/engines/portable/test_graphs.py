@@ -149,7 +149,7 @@ def test_what_a_listener_reads_is_no_part_of_a_graph() -> None:
     graph, result = capture(forward, CPU)
     assert isinstance(graph, CpuGraph)
     assert seen == [[2]]
-    assert [str(func) for func, *_ in graph._calls] == ["aten.add.Tensor"]
+    assert len(graph._calls) == 1
     given.fill_(5)
     graph.replay()
     assert (seen, result.tolist()) == ([[2]], [7])

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch", reason="the portable engine needs torch")
 
-from engines.base import run  # noqa: E402
-from engines.portable import PortableEngine  # noqa: E402
-from engines.portable.attention.backends import ragged  # noqa: E402
-from scenarios import Phase, Scenario, StepTrace, Trace  # noqa: E402
-from tests.museum.ragged_cases import widths  # noqa: E402
+import torch
+
+from engines.base import run
+from engines.portable import PortableEngine
+from engines.portable.attention.backends import ragged
+from scenarios import Phase, Scenario, StepTrace, Trace
+from tests.museum.ragged_cases import widths
 
 
 def ints(values: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -151,7 +151,10 @@ def test_a_full_table_loses_no_token(call: str) -> None:
     tracer, slots = SparseTracer(SIZE, CPU, 4 * SIZE), ints([[*range(SIZE), -1]], torch.int64)
     case = SparseCase(1)
     rows = type(case.rows)(ints([0]), ints([SIZE - 1], torch.int64))
-    select: Callable[..., Tensor] = lambda chosen: slots.view(-1)[chosen]  # noqa: E731
+
+    def select(chosen: Tensor) -> Tensor:
+        return slots.view(-1)[chosen]
+
     pools = [pool[:1].clamp(min=1) for pool in case.main]
     if call == "target":
         chosen = tracer.select(Cache(pools[0], ints([[0]])), rows, rows.index)

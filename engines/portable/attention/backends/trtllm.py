@@ -275,7 +275,7 @@ class TrtllmAttentionMetadata(AttentionMetadata):
         saved = {name: getattr(self, name) for name in self._fields_with_draft_twins()}
         try:
             self._refer_to_draft_twins()
-        except BaseException:
+        except BaseException:  # whoever is interrupted here never learns what was saved
             self.restore_after_draft_forward(saved)
             raise
         return saved

@@ -114,15 +114,19 @@ def _largest_chunk(longest_kv: int) -> int:
 
 @dataclass
 class _Block:
+    """Tokens and keys of a chunk, and how many of each are before it."""
+
     token_start: int = 0
     k_token_start: int = 0
     tokens: int = 0
     keys: int = 0
 
     def after(self) -> _Block:
+        """An empty one that begins where this one ends."""
         return _Block(self.token_start + self.tokens, self.k_token_start + self.keys)
 
     def chunk(self, windows: Sequence[Tensor]) -> IndexerPrefillChunkMetadata:
+        """The chunk, with its part of the ``windows`` of all context tokens (see ``IndexerParams.windows``)."""
         end, rows = self.after(), slice(self.token_start, self.token_start + self.tokens)
         ks, ke = (window[rows] - self.k_token_start for window in windows)
         return IndexerPrefillChunkMetadata(
