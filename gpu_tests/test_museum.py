@@ -3,9 +3,10 @@
 What is verified:
 
 1. Each defect with ``on_device`` set is noticed on CUDA in its smallest scenario, and nothing is noticed there without
-   it. Those of kind K10 run in processes of their own, as what is frozen in a graph may be an address that is no longer
-   one; the process is then lost. On a device they may show elsewhere than in the emulation: a host loop in a captured
-   region, say, ends the capture.
+   it; but for outputs that are read early, which have mostly arrived by then: ``test_races`` stalls them. Those of kind
+   K10 run in processes of their own, as what is frozen in a graph may be an address that is no longer one; the process
+   is then lost. On a device they may show elsewhere than in the emulation: a host loop in a captured region, say, ends
+   the capture.
 2. TRT-01, TRT-04 and TRT-12 are noticed in a life with a graph too: TRT-01 when general warm-up runs out of memory
    before a capture, TRT-04 in the capture, TRT-12 in replays.
 3. So are defects of all kinds whose smallest scenario has a step in flight, pages that prompts share, recurrent layers,
@@ -32,6 +33,8 @@ from tests.museum.scenario_of import scenario_of
 HERE = [bug for bug in BUGS.values() if bug.on_device]
 FROZEN = [bug for bug in HERE if bug.kind == "K10"]
 """A graph that goes on with what was can read and write anywhere."""
+STALLED = [bug for bug in HERE if bug.id.startswith("TRT-91/") and bug.id.endswith("/not-yet")]
+"""A device that is not held up has brought the outputs by the time that they are read: ``test_races`` has these."""
 PARTS = 8
 SCOPES: dict[str, Callable[[Config], bool]] = {
     "overlap": lambda config: config.overlap,
@@ -53,7 +56,7 @@ def noticed(bug: Bug, scenario: Scenario) -> set[str]:
     return {violation.invariant for violation in wrong.violations}
 
 
-@pytest.mark.parametrize("bug", [bug for bug in HERE if bug not in FROZEN], ids=lambda bug: bug.id)
+@pytest.mark.parametrize("bug", [bug for bug in HERE if bug not in FROZEN + STALLED], ids=lambda bug: bug.id)
 def test_a_defect_is_noticed_on_the_device(bug: Bug) -> None:
     assert noticed(bug, scenario_of(bug))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,6 +38,20 @@ class Patch:
         # As it is kept, not as it is got: a class method would come back as one that is bound.
         self._stack.callback(_put_back, owner, name, vars(owner).get(name, _ABSENT))
         setattr(owner, name, value)
+
+
+def baked(values: Sequence[int], device: Any) -> Any:
+    """``values`` as int64 [n] on ``device``, filled in one by one: a graph that is being captured keeps them.
+
+    A copy would not do: that of a pageable tensor ends a capture, and one of a pinned tensor has each replay read host
+    memory that is somebody else's by then.
+    """
+    import torch
+
+    made = torch.empty(len(values), dtype=torch.int64, device=device)
+    for place, value in enumerate(values):
+        made[place].fill_(value)
+    return made
 
 
 def _put_back(owner: Any, name: str, value: Any) -> None:

@@ -18,6 +18,7 @@ from museum.bug import (
     MTP_EAGLE_TREE,
     PARD,
     Patch,
+    baked,
     bug,
 )
 
@@ -103,7 +104,6 @@ def contexts_keep_older(patch: Patch) -> None:
     caught_by=("proposals-equal-reference", "replay-equals-eager"),
 )
 def into_the_scratch_row(patch: Patch) -> None:
-    from engines.portable._utils import host_tensor
     from engines.portable.speculative.interface import SpecWorkerBase
 
     scatter = SpecWorkerBase._scatter_draft_probs
@@ -111,7 +111,7 @@ def into_the_scratch_row(patch: Patch) -> None:
     def _scatter_draft_probs(self: Any, logits: Any, spec_metadata: Any, draft_step: Any) -> None:
         slots = spec_metadata.batch_slot_ids
         of_now = spec_metadata.proposal_slots.get_slots(spec_metadata.request_ids)
-        spec_metadata.batch_slot_ids = host_tensor(of_now, spec_metadata.device).long()
+        spec_metadata.batch_slot_ids = baked(of_now, spec_metadata.device)
         scatter(self, logits, spec_metadata, draft_step)
         spec_metadata.batch_slot_ids = slots
 

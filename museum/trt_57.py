@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import DFLASH, DSPARK, EAGLE3, MTP, MTP_EAGLE, MTP_EAGLE_TREE, SA, Patch, bug
+from museum.bug import DFLASH, DSPARK, EAGLE3, MTP, MTP_EAGLE, MTP_EAGLE_TREE, SA, Patch, baked, bug
 
 _REFERENCE = "TensorRT-LLM #13151, #13278, #13489"
 _PARKED = ("states-of-others-stay", "recurrent-state-equals-cache", "recurrent-states-equal-reference")
@@ -122,13 +122,12 @@ def written_by_dummies(patch: Patch) -> None:
     caught_by=(*_STATES, "replay-equals-eager"),
 )
 def of_the_capture(patch: Patch) -> None:
-    from engines.portable._utils import host_tensor
     from engines.portable.pyexecutor.mamba_cache_manager import MambaHybridCacheManager
 
     update = MambaHybridCacheManager.update_mamba_states
 
     def update_mamba_states(self: Any, *, attn_metadata: Any, state_indices: Any, **kwargs: Any) -> None:
-        slots = host_tensor(self.get_state_indices(attn_metadata.request_ids), self.device)
+        slots = baked(self.get_state_indices(attn_metadata.request_ids), self.device)
         update(self, attn_metadata=attn_metadata, state_indices=slots, **kwargs)
 
     patch(MambaHybridCacheManager, "update_mamba_states", update_mamba_states)

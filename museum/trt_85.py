@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum.bug import EAGLE3, EAGLE3_TREE, MTP, PARD, Patch, bug
+from museum.bug import EAGLE3, EAGLE3_TREE, MTP, PARD, Patch, baked, bug
 
 _REFERENCE = "TensorRT-LLM #17110"
 
@@ -18,8 +18,6 @@ _REFERENCE = "TensorRT-LLM #17110"
     caught_by=("replay-equals-eager", "kv-content-equals-reference"),
 )
 def pages_of_the_capture(patch: Patch) -> None:
-    import torch
-
     from engines.portable.attention.backends.trtllm import TrtllmAttention
 
     find = TrtllmAttention.place
@@ -27,9 +25,8 @@ def pages_of_the_capture(patch: Patch) -> None:
     def place(self: Any, attn_metadata: Any, num_rows: int) -> Any:
         table, rows = find(self, attn_metadata, num_rows)
         if attn_metadata.num_tokens > attn_metadata.num_seqs:
-            by_host = torch.zeros_like(attn_metadata.kv_cache_block_offsets)
-            attn_metadata.kv_cache_manager.copy_batch_block_offsets(by_host, attn_metadata.request_ids)
-            table = by_host[0, : attn_metadata.num_seqs, 0]
+            by_host = attn_metadata.kv_cache_manager.get_block_table(attn_metadata.request_ids)
+            table = baked(by_host.flatten().tolist(), attn_metadata.device).to(table.dtype).view(by_host.shape)
         return table, rows
 
     patch(TrtllmAttention, "place", place)
@@ -47,14 +44,13 @@ def pages_of_the_capture(patch: Patch) -> None:
 def slots_of_the_capture(patch: Patch) -> None:
     from copy import copy
 
-    from engines.portable._utils import host_tensor
     from engines.portable.speculative.mtp import MTPWorker
 
     def by_host(method: Any) -> Any:
         def with_slots(self: Any, *args: Any) -> Any:
             attn_metadata, found = args[-2], copy(args[-1])
             slots = found.mtp_hidden_states_manager.slot_manager.get_slots(found.request_ids)
-            found.slot_ids = host_tensor(slots, attn_metadata.device).to(attn_metadata.device).long()
+            found.slot_ids = baked(slots, attn_metadata.device)
             return method(self, *args[:-1], found)
 
         return with_slots

@@ -25,7 +25,10 @@ def lengths_of_the_capture(patch: Patch) -> None:
 
     def _preprocess_inputs(self: Any, inputs: dict[str, Any]) -> None:
         attn_metadata = inputs["attn_metadata"]
-        attn_metadata.kv_lens_cuda[: attn_metadata.num_seqs].copy_(attn_metadata.kv_lens_runtime, non_blocking=True)
+        lens = attn_metadata.kv_lens_runtime
+        # A graph has no hold on the host memory that it reads.
+        self.kept = [*vars(self).get("kept", ()), lens]
+        attn_metadata.kv_lens_cuda[: attn_metadata.num_seqs].copy_(lens, non_blocking=True)
         preprocess_inputs(self, inputs)
 
     patch(PyTorchModelEngine, "_preprocess_inputs", _preprocess_inputs)
