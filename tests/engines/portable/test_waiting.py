@@ -104,13 +104,13 @@ def waits(scenario: Any) -> list[str]:
     return device.found
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=12)
 @pytest.mark.parametrize(("worker", "name"), CASES, ids=IDS)
 def test_a_replay_and_a_capture_wait_for_nothing(worker: str, name: str) -> None:
     assert waits(life(worker, name)) == []
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=12)
 @pytest.mark.parametrize("bug", [bug for bug in FROZEN if bug not in READS])
 def test_nor_do_defects_that_a_device_is_to_repeat(bug: str) -> None:
     with seeded(bug):
