@@ -204,4 +204,8 @@ class Store:
         except OSError as error:
             raise not_writable(HOME, self.home, error) from error
         except sqlite3.DatabaseError as error:
-            raise UsageError(f"{path}: {error}; move the file away, campaigns begin a new one") from error
+            # Of a full disk SQLite says either "database or disk is full" or "disk I/O error".
+            remedy = "move the file away, campaigns begin a new one"
+            if "disk" in str(error):
+                remedy = f"free some space, or name another folder in {HOME}"
+            raise UsageError(f"{path}: {error}; {remedy}") from error

@@ -134,6 +134,16 @@ def test_a_database_that_is_none_is_named(store: Store) -> None:
         store.totals()
 
 
+@pytest.mark.parametrize("said", ["database or disk is full", "disk I/O error"])
+def test_a_full_disk_is_no_fault_of_the_file(store: Store, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    def connect(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError(said)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(UsageError, match=rf"{said}; free some space, or name another folder in SPECFUZZ_HOME$"):
+        store.totals()
+
+
 @pytest.mark.parametrize("folder", ["findings", "museum", "interrupted"])
 def test_a_folder_that_cannot_be_read_is_named(store: Store, folder: str) -> None:
     store.prepare()
