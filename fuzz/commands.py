@@ -295,6 +295,8 @@ def _hunt(start: CampaignStarted, plan: CampaignPlan, processes: int, listener: 
     """Run a campaign; Ctrl-C or SIGTERM ends it early, and what it has found so far stands."""
     store = Store()
     store.prepare()
+    for path in store.misplaced():
+        typer.echo(f"specfuzz: {path}: is no file, and is passed over; remove it", err=True)
     listener.interrupted += map(str, store.take_interrupted())
     listener.feed(start)
     executor: Executor = InProcess(store.running) if processes == 1 else Spawned(processes, store.running)

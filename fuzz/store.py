@@ -83,6 +83,11 @@ class Store:
         for folder in (self.home, self.running):
             check_writable(folder, HOME)
 
+    def misplaced(self) -> list[Path]:
+        """What lies where journals belong and cannot be one: a folder, a pipe, a dangling link."""
+        # A journal whose process has just ended is gone, which is in order.
+        return [path for path in json_files(self.running) if not path.is_file() and os.path.lexists(path)]
+
     def save(self, finding: Finding) -> Path:
         """Write a finding; returns its path."""
         folder = "findings" if finding.bug is None else "museum"
