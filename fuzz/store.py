@@ -132,19 +132,27 @@ class Store:
         return path
 
     def record(self, events: Events) -> Events:
-        """Pass the events of a campaign on, after what they say has been stored."""
+        """Pass the events of a campaign on, after what they say has been stored.
+
+        One that turns out to be impossible here, and has done nothing, was none.
+        """
         campaign = 0
-        for event in events:
-            if isinstance(event, CampaignStarted):
-                campaign = self._start(event)
-            elif isinstance(event, BatchFinished):
-                self._add(campaign, event.worker, event.tally)
-            elif isinstance(event, FindingFound):
-                self.save(event.finding)
-                self._execute("UPDATE campaign SET findings = findings + 1 WHERE id = ?", (campaign,))
-            elif isinstance(event, CampaignFinished):
-                self._execute("UPDATE campaign SET seconds = ? WHERE id = ?", (event.seconds, campaign))
-            yield event
+        try:
+            for event in events:
+                if isinstance(event, CampaignStarted):
+                    campaign = self._start(event)
+                elif isinstance(event, BatchFinished):
+                    self._add(campaign, event.worker, event.tally)
+                elif isinstance(event, FindingFound):
+                    self.save(event.finding)
+                    self._execute("UPDATE campaign SET findings = findings + 1 WHERE id = ?", (campaign,))
+                elif isinstance(event, CampaignFinished):
+                    self._execute("UPDATE campaign SET seconds = ? WHERE id = ?", (event.seconds, campaign))
+                yield event
+        except UsageError:
+            if campaign:
+                self._withdraw(campaign)
+            raise
 
     def totals(self) -> Totals:
         """What all campaigns have done."""
@@ -175,6 +183,12 @@ class Store:
             )
         assert row.lastrowid is not None
         return row.lastrowid
+
+    def _withdraw(self, campaign: int) -> None:
+        self._execute(
+            "DELETE FROM campaign WHERE id = ? AND findings = 0 AND id NOT IN (SELECT campaign FROM worker)",
+            (campaign,),
+        )
 
     def _add(self, campaign: int, worker: str, tally: Tally) -> None:
         with self._database() as db:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.events import CampaignStarted, HarnessError
+from fuzz.events import CampaignStarted, Event, Events, HarnessError
 from fuzz.journal import Case, Journal
 from fuzz.store import Store, Totals
 from fuzz.subject import read_subject
@@ -89,6 +89,17 @@ def test_a_campaign_is_recorded_as_it_goes(store: Store) -> None:
             ("PARDWorker", "output-lossless", 31, 31),
             ("PARDWorker", "restored-layout", 120, 120),
         ]
+
+
+def test_a_campaign_that_is_refused_was_none(store: Store) -> None:
+    def refused(before: list[Event]) -> Events:
+        yield from before
+        raise UsageError("--device: no cuda here")
+
+    for before, booked in ((events()[:1], 0), (events()[:2], 1)):
+        with pytest.raises(UsageError, match="no cuda here"):
+            list(store.record(refused(before)))
+        assert store.totals().campaigns == booked
 
 
 def test_batches_of_one_worker_add_up_and_campaigns_stay_apart(store: Store) -> None:
