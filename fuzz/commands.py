@@ -48,7 +48,6 @@ SHARES: Final = 4
 SHORTEST: Final = 0.5
 LONGEST: Final = 30.0
 """Seconds of such a unit, at the least and at the most."""
-_NOTHING_STORED: Final = "no findings are stored; name a scenario file, or run `specfuzz run` first"
 _SEED_OF_REPLICA: Final = 101
 
 
@@ -205,7 +204,7 @@ def replay_all(
         done.to_json() | ({} if rows is None else {"misread_rows": rows}) for done, rows in zip(replays, followed)
     ]
     pages = [line for page in map(_replay_lines, replays, followed) for line in page]
-    lines = pages or [Line(_NOTHING_STORED)]
+    lines = pages or [Line(_nothing_stored(Store()))]
     lines += [Line(f"interrupted: a process was killed in this case: specfuzz replay {path}") for path in interrupted]
     output.write({"total": len(replays), "failed": failed, "results": results, "problems": problems}, lines)
     if problems:
@@ -214,6 +213,16 @@ def replay_all(
         return FINDINGS
     sound = replays and all(done.unsound is None for done in replays)
     return NOTHING_FOUND if sound else ERROR
+
+
+def _nothing_stored(store: Store) -> str:
+    seeded = store.seeded()
+    if not seeded:
+        return "no findings are stored; name a scenario file, or run `specfuzz run` first"
+    return (
+        f"no findings in the engine as it is are stored; {seeded[0].parent} has {len(seeded)} under seeded defects, "
+        f"each run again by its name, for instance specfuzz replay {seeded[0].stem}"
+    )
 
 
 def export_file(subject: Subject, *, invariant: str | None, path: Path | None) -> int:

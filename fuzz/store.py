@@ -98,6 +98,10 @@ class Store:
         files = json_files(self.home / "findings")
         return sorted(files, key=lambda path: (path.lstat().st_mtime, path.name))
 
+    def seeded(self) -> list[Path]:
+        """Files of the findings under seeded defects."""
+        return json_files(self.home / "museum")
+
     def find(self, id: str) -> Path:
         """File of the finding or interrupted case with this id; ``UsageError`` with the closest if there is none."""
         files = {p.stem: p for folder in _FOLDERS for p in json_files(self.home / folder)}

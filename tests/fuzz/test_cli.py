@@ -270,6 +270,12 @@ def test_what_is_no_journal_is_named_and_passed_over(capsys: Capture) -> None:
 def test_replaying_nothing_is_no_success(capsys: Capture) -> None:
     assert cli.invoke(["replay"]) == 2
     assert capsys.readouterr().out == "no findings are stored; name a scenario file, or run `specfuzz run` first\n"
+    # A finding under a seeded defect is none in the engine as it is.
+    path = Store().save(replace(FINDING, bug="TRT-01/MTPEagleWorker"))
+    assert cli.invoke(["replay"]) == 2
+    out = capsys.readouterr().out
+    assert f"{path.parent} has 1 under seeded defects" in out
+    assert out.endswith(f"specfuzz replay {path.stem}\n")
 
 
 def test_a_finding_that_was_damaged_is_named(tmp_path: Path, capsys: Capture) -> None:
