@@ -220,8 +220,8 @@ def _nothing_stored(store: Store) -> str:
     if not seeded:
         return "no findings are stored; name a scenario file, or run `specfuzz run` first"
     return (
-        f"no findings in the engine as it is are stored; {seeded[0].parent} has {len(seeded)} under seeded defects, "
-        f"each run again by its name, for instance specfuzz replay {seeded[0].stem}"
+        f"no findings are stored of the engine as it is; {seeded[0].parent} has {len(seeded)} under seeded defects: "
+        f"name one, for instance specfuzz replay {seeded[0].stem}"
     )
 
 
