@@ -30,7 +30,7 @@ def announced(batch: Batch, worker: SpecWorker) -> Fields:
 def collectives(
     step: Step, config: Config, batch: Batch, worker: SpecWorker, drafting: Drafting, phases: Sequence[str]
 ) -> Fields:
-    """What ranks run together in a step, as [name, count of each rank], and in which graph; the latter with one rank too.
+    """What ranks run together in a step, as [name, count of each rank], and in which graph; that with one rank too.
 
     Served ranks tell each other how many requests they have, so that each can add the dummies that keep them in step;
     then they exchange counts; then each forward meets at its experts. Of a replay Python runs the exchange alone. A
