@@ -149,7 +149,7 @@ def test_generated_scenarios_find_the_stale_map(worker: str) -> None:
     found: set[str] = set()
 
     @seed(3)
-    @bounded
+    @settings(parent=bounded, max_examples=40)  # By acceptance alone it takes some 20, of which the last ones run.
     @given(scenarios(config=plain(worker, max_draft_len=KMAX), with_startup=False))
     def search(scenario: Scenario) -> None:
         # Longer pages, as the table of either class ends with the target's lengths.

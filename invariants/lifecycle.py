@@ -242,6 +242,24 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
         check.that(not shared, step.prepared, "identity", [], shared, message)
 
 
+@invariant("graph-fits-the-batch", reads=("graph_key",), museum=("TRT-20", "TRT-75", "TRT-88"), predicates=("P13",))
+def graph_fits_the_batch(step: StepCase, check: Check) -> None:
+    """A step captures or replays the graph of just as many generations and tokens as its batch has; others use none.
+
+    Of two graphs that differ in their tokens alone, as where verify widths differ, the wrong one reads rows of an
+    earlier step or leaves some out, and nothing else says which of the two it was.
+    """
+    if step.updated is None or "graph_key" not in step.updated.seen:
+        return
+    key = step.updated.seen["graph_key"]
+    if step.asked.phase not in (Phase.CAPTURE, Phase.REPLAY):
+        check.equal(step.updated, "graph_key", None, key, "this step runs without a graph")
+        return
+    batch = [len(step.rows), sum(row.query for row in step.rows)]
+    fits = key is not None and [key[0], key[-1]] == batch
+    check.that(fits, step.updated, "graph_key", batch, key, f"graph {key} has another batch than {batch}")
+
+
 @invariant(
     "graph-copies-share-no-state", reads=("shared_with_eager",), museum=("TRT-09", "VLL-11"), predicates=("P13",)
 )

@@ -61,3 +61,27 @@ def graph_of_other_rows(patch: Patch) -> None:
 
     patch(CUDAGraphRunner, "get_graph_metadata", metadata)
     patch(CUDAGraphRunner, "replay", replay)
+
+
+@bug(
+    "TRT-75",
+    kind="K8",
+    workers=(EAGLE3,),
+    variant="key",
+    title="The key of a graph names the widest batch, whatever rows its own generations verify",
+    reference="TensorRT-LLM #16746",
+    caught_by=("graph-fits-the-batch",),
+)
+def key_of_the_widest(patch: Patch) -> None:
+    from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+
+    def widest(key: Any) -> Any:
+        return (*key[:2], key[0] * (key[1] + 1))
+
+    for name in ("get_graph_metadata", "capture", "replay"):
+        original = getattr(CUDAGraphRunner, name)
+
+        def renamed(self: Any, key: Any, *args: Any, _original: Any = original) -> Any:
+            return _original(self, widest(key), *args)
+
+        patch(CUDAGraphRunner, name, renamed)

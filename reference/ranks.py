@@ -30,14 +30,16 @@ def announced(batch: Batch, worker: SpecWorker) -> Fields:
 def collectives(
     step: Step, config: Config, batch: Batch, worker: SpecWorker, drafting: Drafting, phases: Sequence[str]
 ) -> Fields:
-    """What all ranks run together in a step, as [name, count of each rank]; nothing without other ranks.
+    """What ranks run together in a step, as [name, count of each rank], and in which graph; that with one rank too.
 
     Served ranks tell each other how many requests they have, so that each can add the dummies that keep them in step;
     then they exchange counts; then each forward meets at its experts. Of a replay Python runs the exchange alone. A
     graph is one that all of them have chosen.
     """
+    rows = sum(batch.seq_lens)
+    key = [len(batch.rows), batch.width, rows] if step.phase in (Phase.CAPTURE, Phase.REPLAY) else None
     if not batch.ranks:
-        return {}
+        return {"graph_key": key}
     told = announced(batch, worker)
     made: list[list[object]] = []
     if not step.phase.is_startup:
@@ -51,7 +53,6 @@ def collectives(
             made += _gathers("target_model.moe", target)
             for call in drafting.calls if worker.shares_experts else ():
                 made += _gathers("draft_model.moe", call.rank_counts)
-    key = [len(batch.rows), batch.width] if step.phase in (Phase.CAPTURE, Phase.REPLAY) else None
     return {"collectives": made, "graph_key": key}
 
 

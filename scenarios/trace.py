@@ -238,7 +238,7 @@ FIELDS: Final[dict[str, str]] = {
     "spec_slots": "request id -> slot of what the worker keeps for it; every one that is taken (updated, failed)",
     "draft_tree": "request -> per draft node of its last step its parent, -1 for the root; [] without a tree",
     "collectives": "[name, count of each rank] of what all ranks did together in this step, in order; several ranks",
-    "graph_key": "[rows, draft slots of each] of the graph that the step replays or captures, or None; several ranks",
+    "graph_key": "[generations, draft slots of each, tokens] of the graph that the step replays or captures, or None",
     # failed.
     "exception": "class name of the exception",
     "message": "its text",

@@ -198,12 +198,12 @@ class Observer:
 
     def capture_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is captured: the last moment at which a device could be read."""
-        self._graph_key = list(args[0][:2])
+        self._graph_key = list(args[0])
         self._enter(args[2]["position_ids"])
 
     def replay_begins(self, args: Any, kwargs: Any) -> None:
         """Before a graph is replayed."""
-        self._graph_key = list(args[0][:2])
+        self._graph_key = list(args[0])
         given = args[1]["position_ids"]
         self._enter(given)
         static = self._executor.model_engine.cuda_graph_runner.static_inputs["position_ids"]

@@ -49,10 +49,11 @@ def _all_rank_fields(spec: SpecMetadata) -> dict[str, list[int]]:
 
 
 def collectives(dist: Distributed, graph_key: list[int] | None) -> dict[str, Any]:
-    """What this rank did together with others in the step, and in which graph; nothing with a single one."""
-    if not dist.enable_attention_dp:
-        return {}
-    return {"collectives": [[name, list(counts)] for name, counts in dist.calls], "graph_key": graph_key}
+    """What this rank did together with others in the step, if there are any, and in which graph."""
+    fields: dict[str, Any] = {"graph_key": graph_key}
+    if dist.enable_attention_dp:
+        fields["collectives"] = [[name, list(counts)] for name, counts in dist.calls]
+    return fields
 
 
 def force_accept_counter(worker: Any) -> dict[str, int | None]:

@@ -81,6 +81,8 @@ _LIFECYCLE = [
     set_to("saved-state-empty", FAILING, 0, "failed", "_saved_tensors", ["_seq_lens"]),
     set_to("saved-state-empty", MIXED, 1, "restored", "_saved_tensors", ["_seq_lens", "_seq_lens_cuda"]),
     set_to("saved-state-empty", MIXED, 2, "prepared", "_saved_tensors", ["_seq_lens_cuda"]),
+    set_to("graph-fits-the-batch", STARTED, 3, "updated", "graph_key", [1, 3, 8]),
+    set_to("graph-fits-the-batch", MIXED, 1, "updated", "graph_key", [1, 3, 4]),
     set_to("forward-closes-what-it-opens", MIXED, 1, "restored", "left_open", ["_seq_lens"]),
     set_to("forward-closes-what-it-opens", STARTED, 0, "restored", "left_open", ["_kv_rewind_pending"]),
     set_to("saved-fields", MIXED, 1, "saved", "_saved_tensors", ["_seq_lens"]),

@@ -49,7 +49,7 @@ MUTATIONS: list[Mutation] = [
     ),
     at("ranks-run-the-same-collectives", EXPERTS, 2, "updated", "collectives", lambda made: made[::-1]),
     set_to("ranks-run-the-same-collectives", RANKED, 3, "updated", "graph_key", None),
-    set_to("collectives-equal-reference", RANKED, 3, "updated", "graph_key", [2, 3]),
+    set_to("collectives-equal-reference", RANKED, 3, "updated", "graph_key", [2, 3, 7]),
     at("ranks-of-a-replica-agree", REPLICATED, 2, "restored", "next_draft_tokens", lambda rows: [rows[1], rows[0]]),
     at("ranks-of-a-replica-agree", REPLICATED, 1, "prepared", "kv_lens_cuda", bump(1, by=-2)),
     at("padded-equals-unpadded", RANKED, 3, "updated", "draft_kv", lambda kv: {**kv, 1: [0]}),

@@ -57,6 +57,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-37/planned": widths_in_flight,
     "TRT-37/drafting": widths,
     "TRT-75/rows": widths,
+    "TRT-75/key": widths,
     "TRT-88/widths": widths,
     "TRT-97/widths": widths_proposed,
 }
