@@ -461,4 +461,8 @@ def _usage(error: Any) -> str:
     text = (
         error.message.removeprefix(f"Option '{option}' ").partition(", unable to parse")[0].rstrip(".") or "is missing"
     )
+    refused = getattr(error.__cause__, "errors", None)
+    if refused is not None:
+        # Newer releases of Typer leave out the value, which older ones repeat.
+        text = text.replace("Input should be", f"{refused()[0]['input']!r} is not", 1)
     return f"{option or command}: {text[0].lower()}{text[1:]}; see `{command} --help`"

@@ -48,7 +48,6 @@ SHARES: Final = 4
 SHORTEST: Final = 0.5
 LONGEST: Final = 30.0
 """Seconds of such a unit, at the least and at the most."""
-_NOTHING_STORED: Final = "no findings are stored; name a scenario file, or run `specfuzz run` first"
 _SEED_OF_REPLICA: Final = 101
 
 
@@ -205,7 +204,7 @@ def replay_all(
         done.to_json() | ({} if rows is None else {"misread_rows": rows}) for done, rows in zip(replays, followed)
     ]
     pages = [line for page in map(_replay_lines, replays, followed) for line in page]
-    lines = pages or [Line(_NOTHING_STORED)]
+    lines = pages or [Line(_nothing_stored(Store()))]
     lines += [Line(f"interrupted: a process was killed in this case: specfuzz replay {path}") for path in interrupted]
     output.write({"total": len(replays), "failed": failed, "results": results, "problems": problems}, lines)
     if problems:
@@ -214,6 +213,16 @@ def replay_all(
         return FINDINGS
     sound = replays and all(done.unsound is None for done in replays)
     return NOTHING_FOUND if sound else ERROR
+
+
+def _nothing_stored(store: Store) -> str:
+    seeded = store.seeded()
+    if not seeded:
+        return "no findings are stored; name a scenario file, or run `specfuzz run` first"
+    return (
+        f"no findings are stored of the engine as it is; {seeded[0].parent} has {len(seeded)} under seeded defects: "
+        f"name one, for instance specfuzz replay {seeded[0].stem}"
+    )
 
 
 def export_file(subject: Subject, *, invariant: str | None, path: Path | None) -> int:
@@ -295,6 +304,8 @@ def _hunt(start: CampaignStarted, plan: CampaignPlan, processes: int, listener: 
     """Run a campaign; Ctrl-C or SIGTERM ends it early, and what it has found so far stands."""
     store = Store()
     store.prepare()
+    for path in store.misplaced():
+        typer.echo(f"specfuzz: {path}: is no file, and is passed over; remove it", err=True)
     listener.interrupted += map(str, store.take_interrupted())
     listener.feed(start)
     executor: Executor = InProcess(store.running) if processes == 1 else Spawned(processes, store.running)

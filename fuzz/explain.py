@@ -106,18 +106,25 @@ def _peer(peer: Peer) -> str:
 
 def _context(row: Context) -> str:
     who = "dummy" if row.request is None else str(row.request)
-    return f"context {who} ({row.chunk} tokens{_agrees(row)})"
+    return f"context {who} ({', '.join([f'{row.chunk} tokens', *_agrees(row)])})"
 
 
 def _generation(row: Generation) -> str:
-    if row.request is None:
-        return f"generation dummy ({row.past} cached, accepts {row.accept})"
-    return f"generation {row.request}" + (f" ({_agrees(row)[2:]})" if row.agree or row.near else "")
+    who = "dummy" if row.request is None else str(row.request)
+    parts = [f"{row.past} cached", f"accepts {row.accept}"] if row.request is None else []
+    parts += _agrees(row)
+    if row.match:
+        parts.append(f"automaton matches {row.match}")
+    if row.verify is not None:
+        parts.append(f"verifies {row.verify}")
+    return f"generation {who}" + (f" ({', '.join(parts)})" if parts else "")
 
 
-def _agrees(row: Context | Generation) -> str:
-    agrees = f", drafts agree {row.agree}" if row.agree else ""
-    return agrees + (f", come close {row.near}" if row.near else "")
+def _agrees(row: Context | Generation) -> Iterator[str]:
+    if row.agree:
+        yield f"drafts agree {row.agree}"
+    if row.near:
+        yield f"come close {row.near}"
 
 
 def _timeline(violation: Violation, verdict: Verdict) -> Iterator[Line]:

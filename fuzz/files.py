@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -63,4 +64,6 @@ def json_files(folder: Path) -> list[Path]:
 
 def not_writable(setting: str, folder: Path, error: OSError) -> UsageError:
     """What to tell a person whose folder cannot be written; ``setting`` is where they named it."""
-    return UsageError(f"{setting}: {folder} cannot be written ({error.strerror}); name a folder that can")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "free some space, or name another folder" if full else "name a folder that can"
+    return UsageError(f"{setting}: {folder} cannot be written ({error.strerror}); {remedy}")

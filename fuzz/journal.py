@@ -105,10 +105,12 @@ def read_case(path: Path) -> Case | None:
 def sweep(folder: Path, keep: Callable[[Case], None]) -> None:
     """Remove the journals of dead processes, after ``keep`` has been given the case that each was running."""
     for path in sorted(folder.glob("*.json")):
+        if not path.is_file():
+            continue  # a pipe would be waited for
         try:
             file = os.open(path, os.O_RDWR)
         except OSError:
-            continue  # no journal of ours: a folder, a dangling link, somebody else's
+            continue  # somebody else's
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -96,19 +96,22 @@ def invariants(slugs: Iterable[str]) -> tuple[str, ...]:
     if not slugs:
         return ()
     from invariants import all_invariants
+    from invariants.registry import LISTED
 
     known = [i.slug for i in all_invariants()]
-    return tuple(dict.fromkeys(_match("--invariant", "invariant", slug, known) for slug in slugs))
+    return tuple(dict.fromkeys(_match("--invariant", "invariant", slug, known, listed=LISTED) for slug in slugs))
 
 
 def bugs(names: Iterable[str], option: str = "--bug") -> tuple[str, ...]:
     """Ids of seeded defects: ``TRT-01`` stands for all that begin so; all defects if none is named."""
-    from museum import BUGS
+    from museum import BUGS, nearest
 
     chosen: dict[str, None] = {}
     for name in names:
         variants = [id for id in BUGS if f"{id}/".lower().startswith(f"{name.lower()}/")]
-        chosen.update(dict.fromkeys(variants or (_match(option, "defect", name, BUGS),)))
+        if not variants:
+            raise UsageError(f"{option}: no defect is called {name!r}; {nearest(name)}")
+        chosen.update(dict.fromkeys(variants))
     return tuple(chosen) or tuple(BUGS)
 
 
@@ -226,8 +229,8 @@ def at_least(option: str, value: int, low: int) -> None:
         raise UsageError(f"{option}: {value} is too small; write {low} or more")
 
 
-def _match(option: str, kind: str, name: str, known: Iterable[str]) -> str:
+def _match(option: str, kind: str, name: str, known: Iterable[str], *, listed: str = "") -> str:
     by_lower = {k.lower(): k for k in known}
     if name.lower() not in by_lower:
-        raise UsageError(f"{option}: no {kind} is called {name!r}; {closest(name, by_lower.values())}")
+        raise UsageError(f"{option}: no {kind} is called {name!r}; {closest(name, by_lower.values(), listed=listed)}")
     return by_lower[name.lower()]

@@ -84,6 +84,8 @@ class Summary:
 
     def _silent(self, *, shown: bool, rare: bool | None = None) -> list[str]:
         total = self.total
+        if self.seconds is None:
+            return []  # it may have had no time to show or to reach them
         silent = [i for i in self.invariants if not total.reached.get(i.slug)]
         slugs = [i for i in silent if (self.named or self._shown(i, total.observed)) is shown]
         few = total.cases < _MANY and not self.named
@@ -169,7 +171,12 @@ class Summary:
         )
         yield ""
         yield from table(
-            ("invariant", "reached", "held"), [(s, total.reached.get(s, 0), total.held.get(s, 0)) for s in self._slugs]
+            ("invariant", "reached", "held"),
+            [
+                (slug, total.reached.get(slug, 0), total.held.get(slug, 0))
+                for slug in self._slugs
+                if seconds is not None or slug in total.reached
+            ],
         )
         if self.unmet:
             yield f"nothing to compare in so few scenarios: {', '.join(self.unmet)}"

@@ -83,6 +83,11 @@ class Store:
         for folder in (self.home, self.running):
             check_writable(folder, HOME)
 
+    def misplaced(self) -> list[Path]:
+        """What lies where journals belong and cannot be one: a folder, a pipe, a dangling link."""
+        # A journal whose process has just ended is gone, which is in order.
+        return [path for path in json_files(self.running) if not path.is_file() and os.path.lexists(path)]
+
     def save(self, finding: Finding) -> Path:
         """Write a finding; returns its path."""
         folder = "findings" if finding.bug is None else "museum"
@@ -92,6 +97,10 @@ class Store:
         """Files of the findings in the engine as it is, oldest first; whatever else is called so is among them."""
         files = json_files(self.home / "findings")
         return sorted(files, key=lambda path: (path.lstat().st_mtime, path.name))
+
+    def seeded(self) -> list[Path]:
+        """Files of the findings under seeded defects."""
+        return json_files(self.home / "museum")
 
     def find(self, id: str) -> Path:
         """File of the finding or interrupted case with this id; ``UsageError`` with the closest if there is none."""
@@ -127,19 +136,27 @@ class Store:
         return path
 
     def record(self, events: Events) -> Events:
-        """Pass the events of a campaign on, after what they say has been stored."""
+        """Pass the events of a campaign on, after what they say has been stored.
+
+        One that turns out to be impossible here, and has done nothing, was none.
+        """
         campaign = 0
-        for event in events:
-            if isinstance(event, CampaignStarted):
-                campaign = self._start(event)
-            elif isinstance(event, BatchFinished):
-                self._add(campaign, event.worker, event.tally)
-            elif isinstance(event, FindingFound):
-                self.save(event.finding)
-                self._execute("UPDATE campaign SET findings = findings + 1 WHERE id = ?", (campaign,))
-            elif isinstance(event, CampaignFinished):
-                self._execute("UPDATE campaign SET seconds = ? WHERE id = ?", (event.seconds, campaign))
-            yield event
+        try:
+            for event in events:
+                if isinstance(event, CampaignStarted):
+                    campaign = self._start(event)
+                elif isinstance(event, BatchFinished):
+                    self._add(campaign, event.worker, event.tally)
+                elif isinstance(event, FindingFound):
+                    self.save(event.finding)
+                    self._execute("UPDATE campaign SET findings = findings + 1 WHERE id = ?", (campaign,))
+                elif isinstance(event, CampaignFinished):
+                    self._execute("UPDATE campaign SET seconds = ? WHERE id = ?", (event.seconds, campaign))
+                yield event
+        except UsageError:
+            if campaign:
+                self._withdraw(campaign)
+            raise
 
     def totals(self) -> Totals:
         """What all campaigns have done."""
@@ -170,6 +187,12 @@ class Store:
             )
         assert row.lastrowid is not None
         return row.lastrowid
+
+    def _withdraw(self, campaign: int) -> None:
+        self._execute(
+            "DELETE FROM campaign WHERE id = ? AND findings = 0 AND id NOT IN (SELECT campaign FROM worker)",
+            (campaign,),
+        )
 
     def _add(self, campaign: int, worker: str, tally: Tally) -> None:
         with self._database() as db:
@@ -204,4 +227,8 @@ class Store:
         except OSError as error:
             raise not_writable(HOME, self.home, error) from error
         except sqlite3.DatabaseError as error:
-            raise UsageError(f"{path}: {error}; move the file away, campaigns begin a new one") from error
+            # Of a full disk SQLite says either "database or disk is full" or "disk I/O error".
+            remedy = "move the file away, campaigns begin a new one"
+            if "disk" in str(error):
+                remedy = f"free some space, or name another folder in {HOME}"
+            raise UsageError(f"{path}: {error}; {remedy}") from error

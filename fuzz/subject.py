@@ -114,6 +114,8 @@ def _subject(name: str, value: dict[str, Any]) -> Subject:
     if "scenario" not in value:
         if unknown := [key for key in value if key not in _KNOWN]:
             raise ScenarioError(unknown[0], "is not a field", closest(unknown[0], _KNOWN))
+        if told := [key for key in _WRAPPER if key in value]:
+            raise ScenarioError("scenario", "is missing", f"add it beside {told[0]!r}, with the scenario in it")
         return Subject(name=name, scenario=scenario_from_json(value))
     texts: dict[str, Any] = {}
     for key, content in value.items():

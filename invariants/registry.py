@@ -85,6 +85,8 @@ class Relation(Invariant):
 
 
 _REGISTER: dict[str, Invariant] = {}
+LISTED: Final = "`specfuzz list invariants`"
+"""Where a person finds them all."""
 
 
 def _statement(function: Callable[..., object]) -> str:
@@ -150,5 +152,5 @@ def all_invariants() -> list[Invariant]:
 def find(slug: str) -> Invariant:
     """The invariant of that slug; ``UsageError`` with the closest one if there is none."""
     if slug not in _REGISTER:
-        raise UsageError(f"invariant: none is called {slug!r}; {closest(slug, _REGISTER)}")
+        raise UsageError(f"invariant: none is called {slug!r}; {closest(slug, _REGISTER, listed=LISTED)}")
     return _REGISTER[slug]

@@ -7,9 +7,9 @@ They import torch and the engine only when a defect is seeded, so that listing t
 from importlib import import_module
 from pkgutil import iter_modules
 
-from museum.bug import BUGS, Bug, Patch, bug, find, seeded
+from museum.bug import BUGS, Bug, Patch, bug, find, nearest, seeded
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["BUGS", "Bug", "Patch", "bug", "find", "seeded"]
+__all__ = ["BUGS", "Bug", "Patch", "bug", "find", "nearest", "seeded"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -93,6 +94,9 @@ _DEVICE_ENTRIES: Final = ("TRT-01", "TRT-04", "TRT-12")
 
 BUGS: dict[str, Bug] = {}
 """Every seeded defect by id, in the order of registration."""
+_LISTED: Final = "`specfuzz list bugs`"
+_MANY: Final = 16
+"""More defects of an entry than a person wants to read."""
 
 
 def bug(
@@ -118,10 +122,24 @@ def bug(
     return register
 
 
+def nearest(id: str) -> str:
+    """A remedy for an id that no defect has: those of its entry, or else the closest of all."""
+    entry, _, rest = id.partition("/")
+    own = [known for known in BUGS if known.partition("/")[0].lower() == entry.lower()]
+    # All begin alike, so only what follows tells how near they are.
+    tails = {known.partition("/")[2].lower(): known for known in own}
+    near = difflib.get_close_matches(rest.lower(), tails, n=1, cutoff=0.8)
+    if near:
+        return f"did you mean {tails[near[0]]!r}?"
+    if 0 < len(own) <= _MANY:
+        return f"write one of {', '.join(own)}"
+    return f"see {_LISTED}" if own else closest(id, BUGS, listed=_LISTED)
+
+
 def find(id: str) -> Bug:
     """The defect of that id; ``UsageError`` with the closest one if there is none."""
     if id not in BUGS:
-        raise UsageError(f"bug: none is called {id!r}; {closest(id, BUGS)}")
+        raise UsageError(f"bug: none is called {id!r}; {nearest(id)}")
     return BUGS[id]
 
 

@@ -122,6 +122,8 @@ def _article(name: str) -> str:
 
 def parse(text: str, what: str = "file") -> dict[str, Any]:
     """The JSON object in ``text``; ``ScenarioError`` if there is none, with line and column where it is not JSON."""
+    if text.startswith("\ufeff"):
+        raise ScenarioError(what, "begins with a byte-order mark", "save it without a BOM")
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_object)
         too_deep = _is_deeper(value, _MAX_DEPTH)

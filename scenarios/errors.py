@@ -8,6 +8,8 @@ from typing import Final
 
 _MANY: Final = 16
 """More names than a person wants to read."""
+_PART: Final = 3
+"""Letters of a part of a name from which on it may stand for the whole."""
 
 
 class UsageError(ValueError):
@@ -44,14 +46,20 @@ def require(condition: bool, field: str, problem: str, remedy: str) -> None:
         raise ScenarioError(field, problem, remedy)
 
 
-def closest(name: str, names: Iterable[str]) -> str:
-    """A remedy for an unknown ``name``: the nearest known one, or all of them, of many three, when none is near."""
+def closest(name: str, names: Iterable[str], *, listed: str = "") -> str:
+    """A remedy for an unknown ``name``: the nearest known one, or all of them, of many three, when none is near.
+
+    ``listed`` is where to read all of them, and then takes the place of those three.
+    """
     known = sorted(names)
     lowered = {k.lower(): k for k in known}
-    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    near = near or [k for k in lowered if len(name) >= _PART and name.lower() in k][:1]
     if near:
         return f"did you mean {lowered[near[0]]!r}?"
     if len(known) > _MANY:
+        if listed:
+            return f"see {listed}"
         near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.0)
         return f"the nearest of {len(known)} are " + ", ".join(lowered[k] for k in near)
     return "write one of " + ", ".join(known) if known else "none is known"

@@ -257,9 +257,25 @@ def test_texts_of_a_file_do_not_steer_the_terminal(tmp_path: Path, capsys: Captu
     assert capsys.readouterr().out.startswith("A \\x1b[2Jstory\none\ntwo\\x07\n")
 
 
+def test_what_is_no_journal_is_named_and_passed_over(capsys: Capture) -> None:
+    store = Store()
+    store.prepare()
+    os.mkfifo(store.running / "pipe.json")
+    assert cli.invoke(["run", *fake("Sound"), "--worker", "PARDWorker", "--max-cases", "1", "--workers", "1"]) != 1
+    out, err = capsys.readouterr()
+    assert "PARDWorker" in out
+    assert err == f"specfuzz: {store.running / 'pipe.json'}: is no file, and is passed over; remove it\n"
+
+
 def test_replaying_nothing_is_no_success(capsys: Capture) -> None:
     assert cli.invoke(["replay"]) == 2
     assert capsys.readouterr().out == "no findings are stored; name a scenario file, or run `specfuzz run` first\n"
+    # A finding under a seeded defect is none in the engine as it is.
+    path = Store().save(replace(FINDING, bug="TRT-01/MTPEagleWorker"))
+    assert cli.invoke(["replay"]) == 2
+    out = capsys.readouterr().out
+    assert f"{path.parent} has 1 under seeded defects" in out
+    assert out.endswith(f"specfuzz replay {path.stem}\n")
 
 
 def test_a_finding_that_was_damaged_is_named(tmp_path: Path, capsys: Capture) -> None:

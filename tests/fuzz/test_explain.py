@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
 
 import reference
 from fuzz.explain import SCREEN, explain, scenario_lines
 from invariants import Verdict
-from scenarios import Config, Context, Generation, Request, Scenario, Step, Substep, Trace, Violation, check
+from scenarios import (
+    Config,
+    Context,
+    Fault,
+    FaultKind,
+    Generation,
+    Peer,
+    Phase,
+    Request,
+    Scenario,
+    Step,
+    Substep,
+    Trace,
+    Violation,
+    check,
+)
 from tests.fuzz.conftest import Snapshot
 from tests.fuzz.fakes import Forgetful, edit
 from tests.fuzz.samples import FINDING, MIXED
@@ -145,3 +163,59 @@ def test_where_long_values_are_cut_the_first_difference_is_shown() -> None:
         (line,) = (line for line in text.splitlines() if line.startswith("> restored"))
         assert f"... {place}: {one} " in line
         assert line.endswith(f"... {place}: {other}")
+
+
+OTHER: dict[type, Any] = {bool: True, int: 9, float: 0.5, str: "other", type(None): 9, tuple: (9,), Phase: Phase.REPLAY}
+"""A value that no field has by default."""
+OTHER_OF: dict[str, Any] = {
+    "contexts": (Context(request=0, chunk=9),),
+    "generations": (Generation(request=0),),
+    "fault": Fault(site="sampler.sample", occurrence=1, kind=FaultKind.OOM),
+    "peers": (Peer(),),
+}
+"""Of a step, whose fields hold objects."""
+
+
+def whole(part: Config | Request | Step | Context | Generation | Peer) -> str:
+    """A scenario that holds ``part``, as it is printed."""
+    config = part if isinstance(part, Config) else Config(worker="PARDWorker", max_draft_len=1)
+    step = part if isinstance(part, Step) else Step(draft_len=1)
+    if isinstance(part, Context):
+        step = replace(step, contexts=(part,))
+    if isinstance(part, Generation):
+        step = replace(step, generations=(part,))
+    if isinstance(part, Peer):
+        step = replace(step, peers=(part,))
+    requests = (part,) if isinstance(part, Request) else ()
+    return "\n".join(line.text for line in scenario_lines(Scenario(config=config, requests=requests, steps=(step,))))
+
+
+@pytest.mark.parametrize(
+    ("part", "without"),
+    [
+        (Config(worker="PARDWorker", max_draft_len=1), ()),
+        (Request(id=0, prompt_len=1, prefix_of=1), ()),
+        (Step(draft_len=1), ()),
+        (Context(request=None, chunk=1), ()),
+        (Context(request=0, chunk=1), ()),
+        (Generation(request=None), ()),
+        # These two follow from the earlier steps.
+        (Generation(request=0), ("past", "accept")),
+        (Peer(), ()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_is_not_at_its_default_is_printed(part: Any, without: tuple[str, ...]) -> None:
+    plain = whole(part)
+    for field in fields(part):
+        name, value = field.name, getattr(part, field.name)
+        other = OTHER_OF.get(name) if isinstance(part, Step) and name in OTHER_OF else OTHER[type(value)]
+        if name not in without:
+            assert whole(replace(part, **{name: other})) != plain, f"{type(part).__name__}.{name} is not printed"
+
+
+def test_how_many_drafts_are_verified_is_said() -> None:
+    assert "generation dummy (3 cached, accepts 1, verifies 0)" in whole(Generation(request=None, past=3, verify=0))
+    assert "generation 7 (drafts agree 2, come close 1, automaton matches 5, verifies 2)" in whole(
+        Generation(request=7, agree=2, near=1, match=5, verify=2)
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from fuzz.files import check_writable, json_files, unique, write_text
+from fuzz.files import check_writable, json_files, not_writable, unique, write_text
 from scenarios import UsageError
 
 
@@ -42,6 +43,11 @@ def test_a_folder_is_made_and_nothing_left_in_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"^--report-dir: .*/file cannot be written \(File exists\); name a folder"):
         check_writable(tmp_path / "file", "--report-dir")
+
+
+def test_a_full_disk_needs_space_or_another_folder() -> None:
+    error = not_writable("SPECFUZZ_HOME", Path("home"), OSError(errno.ENOSPC, "No space left on device"))
+    assert str(error).endswith("(No space left on device); free some space, or name another folder")
 
 
 def test_json_files_of_a_folder(tmp_path: Path) -> None:

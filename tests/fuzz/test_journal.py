@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,7 @@ def test_a_case_under_judgement_is_not_replaced_by_those_run_for_it(tmp_path: Pa
 def test_a_sweep_passes_over_what_is_no_journal(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "dangling.json").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "deep.json").write_text("[" * 100_000)
     assert swept(tmp_path) == []
     assert not (tmp_path / "deep.json").exists()

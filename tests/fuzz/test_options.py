@@ -118,7 +118,9 @@ def test_bugs_by_id_or_museum_entry(empty_museum: dict[str, Bug]) -> None:
     variant = f"{ids[0]}/variant"
     empty_museum[variant] = Bug(variant, "K2", ids[0].partition("/")[2], "t", "r", (), lambda patch: None)
     assert options.bugs([ids[0]]) == (ids[0], variant)
-    with pytest.raises(UsageError, match=r"^--bug: no defect is called 'TRT-04/Eagle'; did you mean"):
+    with pytest.raises(
+        UsageError, match=r"^--bug: no defect is called 'TRT-04/Eagle'; write one of TRT-04/MTPEagleWorker$"
+    ):
         options.bugs(["TRT-04/Eagle"])
     assert options.bug("trt-01/pardworker", "--with-bug", "MTPEagleWorker") == ids[0]
     assert options.bug("trt-04", "--with-bug", "PARDWorker") == ids[2]

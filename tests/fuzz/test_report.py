@@ -112,6 +112,15 @@ def test_a_run_that_proves_nothing_is_no_success(stream: list[Event], problem: s
     assert list(total.lines())[-2:] == [f"problem: {problem}", "no verdict"]
 
 
+def test_a_run_that_was_cut_short_says_nothing_of_what_it_has_not_reached() -> None:
+    total = summary(events()[:1])
+    assert total.unobservable == total.unmet == total.unreached == []
+    text = "\n".join(total.lines())
+    assert "graph-buffers-stable" not in text
+    assert "output-lossless" not in text
+    assert "output-lossless" in "\n".join(summary(events()[:-1]).lines())
+
+
 def test_an_invariant_never_reached_is_a_failure_of_the_run(snapshot: Snapshot) -> None:
     shown = BatchFinished(worker="PARDWorker", tally=Tally(observed=("identity",)))
     total = summary(events(shown))
@@ -137,7 +146,8 @@ def test_a_relation_without_a_pair_is_a_problem_where_scenarios_are_many_or_it_w
     padded = find("padded-equals-unpadded")
     for cases, named, problem in ((499, False, False), (500, False, True), (1, True, True)):
         total = Summary((padded,), named=named)
-        for event in (events()[0], BatchFinished(worker="PARDWorker", tally=Tally(cases=cases, observed=padded.reads))):
+        batch = BatchFinished(worker="PARDWorker", tally=Tally(cases=cases, observed=padded.reads))
+        for event in (events()[0], batch, events()[-1]):
             total.feed(event)
         assert (total.unmet, total.unreached) == (([], [padded.slug]) if problem else ([padded.slug], []))
 
@@ -146,8 +156,8 @@ def test_an_invariant_that_no_worker_of_the_run_can_reach_is_none_of_its_problem
     one_shot = find("chunked-equals-one-shot")
     for worker, unreached in (("MTPWorker", []), ("PARDWorker", [one_shot.slug])):
         total = Summary((one_shot,))
-        shown = Tally(cases=500, observed=one_shot.reads)
-        for event in (replace(events()[0], workers=(worker,)), BatchFinished(worker=worker, tally=shown)):
+        batch = BatchFinished(worker=worker, tally=Tally(cases=500, observed=one_shot.reads))
+        for event in (replace(events()[0], workers=(worker,)), batch, events()[-1]):
             total.feed(event)
         assert total.unreached == unreached
 

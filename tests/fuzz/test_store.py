@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.events import CampaignStarted, HarnessError
+from fuzz.events import CampaignStarted, Event, Events, HarnessError
 from fuzz.journal import Case, Journal
 from fuzz.store import Store, Totals
 from fuzz.subject import read_subject
@@ -91,6 +91,17 @@ def test_a_campaign_is_recorded_as_it_goes(store: Store) -> None:
         ]
 
 
+def test_a_campaign_that_is_refused_was_none(store: Store) -> None:
+    def refused(before: list[Event]) -> Events:
+        yield from before
+        raise UsageError("--device: no cuda here")
+
+    for before, booked in ((events()[:1], 0), (events()[:2], 1)):
+        with pytest.raises(UsageError, match="no cuda here"):
+            list(store.record(refused(before)))
+        assert store.totals().campaigns == booked
+
+
 def test_batches_of_one_worker_add_up_and_campaigns_stay_apart(store: Store) -> None:
     twice = events(workers=("PARDWorker", "PARDWorker"))
     error = HarnessError(worker="PARDWorker", key="k", message="m")
@@ -131,6 +142,16 @@ def test_a_database_that_is_none_is_named(store: Store) -> None:
     store.prepare()
     (store.home / "campaigns.sqlite").write_text("no database at all, and longer than a header of one" * 10)
     with pytest.raises(UsageError, match=r"campaigns.sqlite: file is not a database; move the file away"):
+        store.totals()
+
+
+@pytest.mark.parametrize("said", ["database or disk is full", "disk I/O error"])
+def test_a_full_disk_is_no_fault_of_the_file(store: Store, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    def connect(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError(said)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(UsageError, match=rf"{said}; free some space, or name another folder in SPECFUZZ_HOME$"):
         store.totals()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import museum
-from museum import BUGS, Bug, Patch, bug, find, seeded
+from museum import BUGS, Bug, Patch, bug, find, nearest, seeded
 from scenarios import WORKERS, UsageError
 from tests.museum.scenario_of import SCENARIOS
 
@@ -86,6 +86,14 @@ def test_an_id_is_taken_once() -> None:
 def test_an_unknown_defect_is_refused_with_the_closest() -> None:
     with pytest.raises(UsageError, match=r"^bug: none is called 'TRT-2/DSparkWorker'; did you mean 'TRT-02/"):
         find("TRT-2/DSparkWorker")
+    # Of an entry that exists, another entry's defect is not what was meant, however alike the names are.
+    for id, remedy in (
+        ("TRT-03/PARDWorker", "write one of TRT-03/Eagle3OneModelWorker, TRT-03/MTPEagleWorker, "),
+        ("trt-03/MTPEagleWorkr", "did you mean 'TRT-03/MTPEagleWorker'?"),
+        ("TRT-01/Nobody", "see `specfuzz list bugs`"),
+        ("zzz", "see `specfuzz list bugs`"),
+    ):
+        assert nearest(id).startswith(remedy)
     with seeded(None) as nothing:
         assert nothing is None
 

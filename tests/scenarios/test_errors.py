@@ -46,6 +46,13 @@ def test_all_names_are_listed_when_none_is_near() -> None:
     assert closest("zzz", []) == "none is known"
 
 
+def test_a_part_of_a_name_is_near_and_a_few_common_letters_are_not() -> None:
+    assert closest("pard", ["PARDWorker", "MTPWorker"]) == "did you mean 'PARDWorker'?"
+    assert closest("nope", ["run-complete", "pool"]) == "write one of pool, run-complete"
+    many = [f"bug-{i:02}" for i in range(20)]
+    assert closest("nope", many, listed="`list`") == "see `list`"
+
+
 def test_of_many_names_the_nearest_are_listed() -> None:
     many = [f"bug-{i:02}" for i in range(20)]
     remedy = closest("7", many)
