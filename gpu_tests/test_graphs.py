@@ -137,13 +137,13 @@ def test_replays_are_their_eager_twins(worker: str, name: str) -> None:
     replayed, eager = drive(scenario), drive(twin[0])
     for index, _ in twin[1]:
         one, other = (trace.steps[index] for trace in (replayed, eager))
-        assert fields(one.find("updated")) == fields(other.find("updated")), index
+        assert fields(one.find("updated"), "graph_key") == fields(other.find("updated"), "graph_key"), index
         there = one.find("restored"), other.find("restored")
         names = ("new_tokens", "new_tokens_lens", "next_draft_tokens", "next_new_tokens", "kv_lens_cuda")
         # FlashInfer keeps its lengths elsewhere.
         assert [there[0].fields.get(n) for n in names] == [there[1].fields.get(n) for n in names], index
     for one, other in zip(replayed.steps, eager.steps, strict=True):
-        assert fields(one.find("updated")) == fields(other.find("updated"))
+        assert fields(one.find("updated"), "graph_key") == fields(other.find("updated"), "graph_key")
 
 
 def changed(trace: Trace) -> tuple[set[str], set[str]]:

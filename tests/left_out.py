@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 
 T = TypeVar("T")
-EXAMPLES: Final = 10
+EXAMPLES: Final = 8
 """Of a property, instead of those that ``conftest.py`` says."""
 
 

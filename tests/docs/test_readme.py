@@ -63,6 +63,7 @@ def test_command_is_understood(line: str) -> None:
         assert "tox" in line
 
 
+@pytest.mark.exhaustive
 def test_python_example(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     [source] = blocks("python")

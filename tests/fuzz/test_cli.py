@@ -142,6 +142,7 @@ def test_every_mistake_gets_one_line(
     snapshot("mistakes", re.sub(r"(called 'NO-99'; ).*", r"\1...", "".join(lines)))
 
 
+@pytest.mark.exhaustive
 def test_a_run_of_a_sound_engine(capsys: Capture) -> None:
     count = 2 * len(WORKERS)
     arguments = ["run", *fake("Sound"), "--invariant", "output-lossless", "--max-cases", str(count)]

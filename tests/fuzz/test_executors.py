@@ -64,6 +64,7 @@ def running(tmp_path: Path) -> Iterator[Path]:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.exhaustive
 def test_spawned_processes_do_what_this_one_does(running: Path) -> None:
     seams = unit(worker="PARDWorker", faults=("seams",), seed=2, max_cases=8)
     units = [unit(max_cases=8), seams, unit("Forgetful", first=True)]

@@ -145,7 +145,7 @@ def test_a_report_of_an_earlier_version_fails_although_other_lines_are_covered(b
     assert gate(base).unreported == {"room/a.py": (5,)}
 
 
-@pytest.mark.exhaustive(every=3, first=1)
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(
     "files",
     [{"README.md": "words"}, {"room/a.py": "# why\nA = 1\n"}, {"tests/test_a.py": "def test():\n    pass\n"}],
@@ -159,6 +159,7 @@ def test_a_change_without_a_measured_line_passes_and_says_so(base: str, files: d
     assert str(result) == f"gate: passed: no measured line changed (since {base})"
 
 
+@pytest.mark.exhaustive
 def test_a_removed_file_is_not_judged(base: str) -> None:
     commit({"room/b.py": TESTED})
     Path("room/b.py").unlink()
@@ -172,6 +173,7 @@ def test_the_commit_under_test_is_no_base() -> None:
         gate("HEAD")
 
 
+@pytest.mark.exhaustive
 def test_lines_that_only_the_base_branch_changed_are_not_judged(base: str) -> None:
     git("checkout", "-q", "-b", "work")
     commit({"room/b.py": "B = 1\n"})

@@ -36,7 +36,7 @@ def test_the_page_knows_all_workers_and_nothing_live() -> None:
     assert ", 0 of them live" in PAGE
 
 
-@pytest.mark.exhaustive(every=10, first=4)
+@pytest.mark.exhaustive(every=10, first=3)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_the_page_is_right(worker: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="the portable engine needs torch")

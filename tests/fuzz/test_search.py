@@ -62,6 +62,7 @@ def test_a_sound_engine_yields_counts_and_nothing_else() -> None:
     assert "identity" not in tally.observed
 
 
+@pytest.mark.exhaustive
 def test_the_same_unit_does_the_same_and_another_seed_does_not() -> None:
     once, again = (timeless(list(run_unit(unit("Sound", max_cases=12)))) for _ in range(2))
     assert once == again
@@ -105,6 +106,7 @@ def test_a_violation_is_shrunk_and_confirmed() -> None:
     assert violations[0] == finding.violation
 
 
+@pytest.mark.exhaustive
 def test_consequences_are_folded_into_the_finding_and_the_search_goes_on() -> None:
     events = list(run_unit(unit("Forgetful")))
     found = findings(events)
@@ -140,18 +142,21 @@ def test_an_excluded_relation_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert not set(relations) & set(tally.reached)
 
 
+@pytest.mark.exhaustive
 def test_only_named_invariants_are_asked_and_always_whether_faults_surface() -> None:
     events = list(run_unit(unit("Forgetful", invariants=("output-lossless",))))
     assert findings(events) == []
     assert set(total(events).reached) == {"output-lossless", "fault-surfaces"}
 
 
+@pytest.mark.exhaustive
 def test_without_faults_none_is_planned() -> None:
     events = list(run_unit(unit("Silent", faults=())))
     assert total(events).planned == 0
     assert errors(events) == []
 
 
+@pytest.mark.exhaustive
 def test_draft_lengths_stay_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()
     monkeypatch.setattr(fakes.Sound, "tamper", lambda self, step, done: seen.add(step.draft_len) or done)
@@ -187,6 +192,7 @@ def test_an_exception_of_the_suite_is_an_error_with_its_place(engine: str, text:
     assert total(events).cases == 40 or engine == "Unrecordable"
 
 
+@pytest.mark.exhaustive
 def test_a_violation_that_does_not_repeat_is_an_error_of_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fakes.Fickle, "batches", itertools.count())
     events = list(run_unit(unit("Fickle", faults=())))

@@ -22,6 +22,7 @@ def sweep(capsys: pytest.CaptureFixture[str], engine: str, *more: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.exhaustive
 def test_parts_cover_what_the_whole_does(capsys: pytest.CaptureFixture[str]) -> None:
     whole = sweep(capsys, "Sound")
     assert (whole["problems"], whole["findings"]) == ([], [])
@@ -59,6 +60,7 @@ def test_a_killed_sweep_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert [f["id"] for f in rest["findings"]] == [f["id"] for f in whole["findings"]] != []
 
 
+@pytest.mark.exhaustive
 def test_a_leaked_save_is_found() -> None:
     pytest.importorskip("torch", reason="the portable engine needs torch")
     part = Slice(scope=Scope(max_batch=1, max_draft_len=2, steps=2), number=7, of=12)

@@ -95,7 +95,7 @@ def _run(mutation: Mutation, scenario: Scenario) -> Trace:
     return mutation.falsify(trace) if scenario == mutation.scenario else trace
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=12)
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_all_hold_on_a_right_engine(scenario: Scenario) -> None:
     verdict = _clean(scenario)
@@ -103,6 +103,7 @@ def test_all_hold_on_a_right_engine(scenario: Scenario) -> None:
     assert all(reached == held for reached, held in verdict.counts.values())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("slug", [i.slug for i in all_invariants()])
 def test_each_is_reached_and_can_fail(slug: str) -> None:
     assert sum(_clean(scenario).counts[slug][0] for scenario in CASES) > 0
@@ -154,7 +155,7 @@ def watched() -> tuple[list[tuple[Scenario, Trace]], set[str]]:
     return [(scenario, watch(dressed(scenario))) for scenario in FEW], read
 
 
-@pytest.mark.exhaustive(every=6)
+@pytest.mark.exhaustive(every=18)
 @pytest.mark.parametrize("invariant", [i for i in all_invariants() if isinstance(i, Predicate)], ids=lambda i: i.slug)
 def test_each_declares_what_it_reads(
     invariant: Predicate, watched: tuple[list[tuple[Scenario, Trace]], set[str]]
@@ -167,7 +168,7 @@ def test_each_declares_what_it_reads(
     assert set(invariant.reads) <= set(FIELDS)
 
 
-@pytest.mark.exhaustive(every=6, first=1)
+@pytest.mark.exhaustive(every=18, first=1)
 @pytest.mark.parametrize("scenario", CASES, ids=lambda s: s.config.worker)
 def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
     bare = [
@@ -230,7 +231,7 @@ def test_a_substep_that_an_engine_cannot_observe_is_missed_once(name: str) -> No
         assert {v.invariant for v in verdict.violations} <= {"substeps-in-order"}
 
 
-@pytest.mark.exhaustive(every=8)
+@pytest.mark.exhaustive(every=24)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_an_engine_cannot_observe_is_no_violation(field: str) -> None:
     shown = [f for f in FEW if any(field in s for step in dressed(f).steps for s in step.substeps)]

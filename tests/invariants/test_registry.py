@@ -14,6 +14,7 @@ OF_THE_RUN = {"steps-complete", "run-complete", "fault-surfaces"}
 """What they say is that a run went as planned, of which the predicates say nothing."""
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("item", all_invariants(), ids=lambda i: i.slug)
 def test_each_is_well_described(item: Predicate | Relation) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z]+)+", item.slug)

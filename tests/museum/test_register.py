@@ -32,7 +32,7 @@ def _entries() -> set[str]:
     return entries
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.id)
 def test_a_defect_says_what_it_is(bug: Bug) -> None:
     entry, worker, *variant = bug.id.split("/")

@@ -60,7 +60,7 @@ def _hunt(worker: str, cases: int, only: tuple[str, ...] | None = None, **limits
     return None
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("limits", [{"max_num_requests": 1}, {"max_draft_len": 1}], ids=["batch of one", "one draft"])
 @EACH
 def test_nothing_shows_it_in(worker: str, limits: dict[str, Any]) -> None:

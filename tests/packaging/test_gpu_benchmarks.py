@@ -22,6 +22,7 @@ from tests.wrong_inside import WORKER, wrong_inside
 DONE = Share(1000, Counter(dict.fromkeys(("replay", *DIMENSIONS), 1)), 9, 1, [], Memory(5, 3), Memory(5, 2))
 
 
+@pytest.mark.exhaustive
 def test_a_share_does_what_it_is_asked_for() -> None:
     done = share(process=3, steps=60, device="cpu", ends=20)
     assert done.steps >= 60
@@ -29,6 +30,7 @@ def test_a_share_does_what_it_is_asked_for() -> None:
     assert sum(done.of[backend] for backend in BACKENDS) == done.steps
 
 
+@pytest.mark.exhaustive
 def test_what_it_finds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     always = serving(WORKER, batch=4, draft_len=3, steps=3)
     monkeypatch.setattr(long_run, "endless", lambda process: repeat(always))

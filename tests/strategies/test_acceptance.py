@@ -54,6 +54,7 @@ def test_a_fair_share_has_a_variant() -> None:
     assert simplest(configs(variants=VARIANTS)) == Config(worker="Eagle3OneModelWorker", max_draft_len=1)
 
 
+@pytest.mark.exhaustive
 def test_widths_differ_and_graphs_meet_others_than_they_were_captured_with() -> None:
     config = Config(worker="MTPEagleWorker", max_draft_len=3, ragged_verify=True)
     seen = all_of(scenarios(config=config, max_steps=8), 120)
@@ -106,6 +107,7 @@ def test_workers_whose_drafts_are_not_guided_never_agree() -> None:
     assert not any(row.agree for case in seen for step in case.steps for row in step.rows)
 
 
+@pytest.mark.exhaustive
 def test_matches_lie_around_the_threshold() -> None:
     config = Config(worker="MTPWorker", max_draft_len=3, sa_threshold=3)
     seen = [g for case in all_of(scenarios(config=config), 60) for step in case.steps for g in step.generations]

@@ -29,6 +29,7 @@ def parted(scenario: Scenario) -> bool:
     return False
 
 
+@pytest.mark.exhaustive
 def test_block_reuse_is_drawn_for_whoever_has_it_with_pages_that_end_together() -> None:
     seen = all_of(configs(variants=REUSE, backends=("TRTLLM", "DSA", "DEEPSEEK_V4")), 600)
     able = [c for c in seen if reuses_on(c)]

@@ -220,6 +220,7 @@ def test_occurs(name: str, clean: Mapping[str, int]) -> None:
     assert clean.get(name, EXAMPLES + 1) <= SITUATIONS[name][0]
 
 
+@pytest.mark.exhaustive(every=4, first=2)
 @pytest.mark.parametrize("name", FAULTED)
 def test_occurs_with_a_fault(name: str) -> None:
     assert faulted().get(name, EXAMPLES + 1) <= FAULTED[name][0]

@@ -36,6 +36,7 @@ def apply(engine: PyTorchModelEngine, natural: list[int], contexts: int = 1) -> 
     return counts.tolist()
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("worker", WORKERS)
 @pytest.mark.parametrize("force", [0.25, 1.5, 2.0, 3.0, 9.5])
 def test_generations_accept_what_the_rule_says(worker: str, force: float) -> None:

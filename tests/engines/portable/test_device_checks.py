@@ -59,6 +59,7 @@ def found(scenario: Scenario) -> Any:
     return hunt.run(scenario) or hunt.read()
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("backend", ["TRTLLM", "DSA"])
 @pytest.mark.parametrize("worker", WORKERS)
 def test_the_clean_engine_has_no_mismatch(worker: str, backend: str) -> None:
@@ -74,12 +75,14 @@ def test_nor_has_it_in_all_dimensions_that_a_worker_has(worker: str) -> None:
         assert found(serving(worker, batch=3, draft_len=3, steps=3, backend=backend, **dimensions)) is None
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25)
 @given(scenarios(backends=BACKENDS, variants=VARIANTS, max_steps=4))
 def test_nor_in_drawn_scenarios(scenario: Scenario) -> None:
     assert found(scenario) is None
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(("bug", "place"), STALE.items())
 def test_a_defect_is_found_where_it_is_read_first(bug: str, place: str) -> None:
     scenario = scenario_of(BUGS[bug])

@@ -72,7 +72,7 @@ def test_replays_equal_eager_steps(worker: str) -> None:
         for name in ("restored", "updated"):
             mine, other = dict(replayed.find(name).fields), dict(run_by_python.find(name).fields)  # type: ignore[union-attr]
             pages = "kv_blocks", "connector_block_ids", "kv_cache_block_offsets"
-            for field in ("identity", "left_open", "spec_slots", *pages):
+            for field in ("identity", "left_open", "graph_key", "spec_slots", *pages):
                 mine.pop(field, None), other.pop(field, None)
             assert mine == other
     names = [substep.name for substep in graph.steps[-1].substeps]

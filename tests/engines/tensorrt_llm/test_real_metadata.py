@@ -122,7 +122,7 @@ def test_a_campaign_draws_both_backends_and_each_fault_fires(monkeypatch, tree):
     assert drawn == {"TRTLLM", "DSA"}
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("invariant", ["req-idx-matches-layout", "acceptance-follows-agreement"])
 def test_a_campaign_finds_the_stale_map_either_way_and_shrinks_it(monkeypatch, tree, invariant):
     options = {"seed": 3, "max_cases": 120, "faults": (), "invariants": (invariant,), "first": True}

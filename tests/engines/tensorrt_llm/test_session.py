@@ -57,13 +57,13 @@ def test_classes_that_leave_nothing_behind_hold_every_invariant(engine, worker):
         assert violated(scenario, settled, relations=scenario == life(worker)) == set()
 
 
-@pytest.mark.exhaustive(every=3, first=1)
+@pytest.mark.exhaustive(every=6, first=1)
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_the_trace_is_the_same_in_the_layout_of_before(engine, worker, lived):
     assert run(engine(layout=LAYOUTS[1]), life(worker), record=[SEAMS, TORCH]) == lived(worker)
 
 
-@pytest.mark.exhaustive(every=3, first=2)
+@pytest.mark.exhaustive(every=6, first=2)
 @pytest.mark.parametrize("worker", DRIVEN)
 def test_sites_are_the_same_in_the_first_run_of_a_process_and_in_later_ones(engine, worker, lived):
     """Else a fault that was planned for one run does not fire in the next."""
