@@ -78,7 +78,9 @@ def next_step_equals_never_failed_twin(scenario: Scenario) -> Twin | None:
     finish in the step before it, or never come.
     """
     edited = twins.never_failed(scenario)
-    return Twin(*edited, ignore=_OBJECTS | _REUSABLE) if edited else None
+    # How many pages prompts share goes by whose became known first, perhaps one's that the failure made forgotten.
+    shared = {"free_blocks", "draft_free_blocks"} if scenario.config.enable_block_reuse else set()
+    return Twin(*edited, ignore=_OBJECTS | _REUSABLE | shared) if edited else None
 
 
 @relation(
