@@ -39,6 +39,8 @@ from strategies.plain import plain_scenario
 
 BATCH: Final = 100
 """Most cases of a batch: how often a campaign hears of its progress."""
+OPENING: Final = 16
+"""Cases of the first batch, where steps may fail: short ones, which show in a fraction of the time what they can."""
 SHRINK_RUNS: Final = 500
 """Most runs made to shrink one failure."""
 SHRINK_SECONDS: Final = 10.0
@@ -108,10 +110,11 @@ class Search:
     def _hunt(self, number: int) -> Batch:
         """One Hypothesis run."""
         batch = Batch()
+        opening = number == 0 and bool(self.unit.faults) and not self.unit.plain
 
         @seed(self.unit.seed * 1_000_003 + number)
         @settings(
-            max_examples=min(BATCH, self.unit.max_cases - self.cases),
+            max_examples=min(OPENING if opening else BATCH, self.unit.max_cases - self.cases),
             database=None,
             deadline=None,
             derandomize=False,
@@ -123,7 +126,7 @@ class Search:
             verbosity=Verbosity.quiet,
             backend="hypothesis",
         )
-        @given(self._cases(batch))
+        @given(self._cases(batch, opening))
         def case(scenario: Scenario) -> None:
             self._case(batch, scenario)
 
@@ -138,8 +141,8 @@ class Search:
                 self._fail(batch, crash(error), None)
         return batch
 
-    def _cases(self, batch: Batch) -> st.SearchStrategy[Scenario]:
-        """Scenarios, clean or with a fault."""
+    def _cases(self, batch: Batch, opening: bool) -> st.SearchStrategy[Scenario]:
+        """Scenarios, clean or with a fault; for an ``opening`` the shortest in which a step fails."""
         unit = self.unit
         most = MAX_DRAFT_LEN if unit.max_draft_len is None else unit.max_draft_len
         if unit.plain:
@@ -151,12 +154,14 @@ class Search:
             max_draft_len=most,
             plain_caches=getattr(self.engine, "plain_caches", False),
         )
+
+        def record(scenario: Scenario) -> Mapping[str, int]:
+            return self._record(batch, scenario)
+
+        if opening:
+            return faulted_scenarios(record=record, config=config, max_steps=2)
         kinds = [scenarios(config=config, max_steps=MAX_STEPS)]
         if unit.faults:
-
-            def record(scenario: Scenario) -> Mapping[str, int]:
-                return self._record(batch, scenario)
-
             kinds.append(faulted_scenarios(record=record, config=config))
         return st.one_of(kinds)
 

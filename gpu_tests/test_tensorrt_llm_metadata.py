@@ -31,6 +31,7 @@ from hypothesis.strategies import SearchStrategy
 from engines import SEAMS, run
 from engines.tensorrt_llm import TensorrtLlmEngine
 from engines.upstream import DRIVEN, DRIVEN_BACKENDS, SOURCE_VARIABLE
+from fuzz.draws import each_anew, from_the_seed_alone
 from gpu_tests.comparison import assert_same, drivable, on_dsa
 from gpu_tests.requirements import NO_SOURCE
 from invariants import verify
@@ -46,6 +47,8 @@ LOOPS = ("Eagle3OneModelWorker", "MTPEagleWorker", "DraftTargetOneModelWorker")
 """Workers with a draft loop, whose later calls meet the map."""
 BY_STATE, BY_ACCEPTANCE = "req-idx-matches-layout", "acceptance-follows-agreement"
 EXAMPLES = 6
+DRAWN = 150
+"""Scenarios in which a defect must show that one in some fifteen shows."""
 
 bounded = settings(
     max_examples=EXAMPLES,
@@ -70,9 +73,9 @@ def engine(checkout: str, device: str) -> TensorrtLlmEngine:
     return TensorrtLlmEngine(found, device, unguarded=True)
 
 
-def violated(checkout: str, scenario: Scenario, *slugs: str) -> set[str]:
-    """Which of ``slugs`` the scenario violates on CUDA."""
-    found = verify(scenario, lambda s: run(engine(checkout, "cuda"), s), only=slugs).violations
+def violated(checkout: str, scenario: Scenario, *slugs: str, device: str = "cuda") -> set[str]:
+    """Which of ``slugs`` the scenario violates there."""
+    found = verify(scenario, lambda s: run(engine(checkout, device), s), only=slugs).violations
     return {violation.invariant for violation in found}
 
 
@@ -149,14 +152,21 @@ def test_generated_scenarios_find_the_stale_map(worker: str) -> None:
     found: set[str] = set()
 
     @seed(3)
-    @settings(parent=bounded, max_examples=40)  # By acceptance alone it takes some 20, of which the last ones run.
-    @given(scenarios(config=plain(worker, max_draft_len=KMAX), with_startup=False))
+    @settings(parent=bounded, max_examples=DRAWN)
+    @given(scenarios(config=plain(worker, max_draft_len=KMAX), max_steps=8, with_startup=False))
     def search(scenario: Scenario) -> None:
         # Longer pages, as the table of either class ends with the target's lengths.
         scenario = replace(scenario, config=replace(scenario.config, tokens_per_block=64))
-        slugs = {BY_STATE, BY_ACCEPTANCE} - found
-        if slugs:
-            found.update(violated("stale", scenario, *slugs) - violated("fixed", scenario, *slugs))
+        # By acceptance alone few show it, and the emulation tells which of them in a fraction of the time. A chunk
+        # that is not its prompt's last costs acceptance with either class (docs/upstream-findings.md, section 5).
+        asked = {BY_STATE, BY_ACCEPTANCE} - found
+        shown = violated("stale", scenario, *asked, device="cpu") if asked else set()
+        shown -= violated("fixed", scenario, *shown, device="cpu") if shown else set()
+        if shown:
+            assert violated("stale", scenario, *shown) == shown
+            assert violated("fixed", scenario, *shown) == set()
+            found.update(shown)
 
-    search()
+    with each_anew(), from_the_seed_alone():
+        search()
     assert found == {BY_STATE, BY_ACCEPTANCE}

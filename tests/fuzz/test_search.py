@@ -48,7 +48,7 @@ def timeless(events: list[Event]) -> list[Event]:
 
 def test_a_sound_engine_yields_counts_and_nothing_else() -> None:
     events = list(run_unit(unit("Sound", max_cases=100)))
-    assert [type(event) for event in events] == [BatchFinished, UnitFinished]
+    assert [type(event) for event in events] == [BatchFinished, BatchFinished, UnitFinished]
     tally = total(events)
     assert tally.cases == 100
     assert tally.steps > 100
@@ -60,6 +60,15 @@ def test_a_sound_engine_yields_counts_and_nothing_else() -> None:
         assert tally.reached[relation] > 0
     assert "num_contexts" in tally.observed
     assert "identity" not in tally.observed
+
+
+def test_it_opens_with_short_scenarios_that_fail() -> None:
+    opening = next(e for e in run_unit(unit("Sound", max_cases=100)) if isinstance(e, BatchFinished)).tally
+    assert (opening.cases, opening.planned) == (search.OPENING, search.OPENING)
+    assert opening.steps <= 2 * search.OPENING
+    # Where no step may fail there is nothing to open with.
+    first = next(e for e in run_unit(unit("Sound", max_cases=40, faults=())) if isinstance(e, BatchFinished)).tally
+    assert (first.cases, first.planned) == (40, 0)
 
 
 @pytest.mark.exhaustive
