@@ -43,6 +43,7 @@ _TABLES: Final = (
     "kv_blocks",
     "draft_kv_blocks",
 )
+_FLASH_MLA: Final = ("kv_block_ids_per_seq", "gen_block_ids_per_seq")
 
 
 @invariant(
@@ -208,6 +209,30 @@ def _owned_before(step: StepCase, field: str) -> dict[int | None, list[int]]:
         return {}
     blocks = before.ledger.seen.get(field, {})
     return {request: pages for request, pages in blocks.items() if request not in before.asked.finish}
+
+
+@invariant(
+    "flash-mla-tables-follow-block-tables",
+    reads=(*_FLASH_MLA, "kv_cache_block_offsets", "num_contexts"),
+    museum=("TRT-62", "TRT-91"),
+    predicates=("P7",),
+)
+def flash_mla_tables_follow_block_tables(step: StepCase, check: Check) -> None:
+    """Kernels of flash MLA are told a row's block table, and those of the generations from row 0 on; 0 elsewhere.
+
+    Places in the pool, despite the names. Nothing of a larger batch stays behind the rows, nor of a longer request
+    behind its pages (upstream: ``prepare_flash_mla``).
+    """
+    moment = step.prepared
+    if moment is None or not {*_FLASH_MLA} <= moment.seen.keys():
+        return
+    tables, contexts = moment.seen["kv_cache_block_offsets"], moment.seen["num_contexts"]
+    for field, rows in zip(_FLASH_MLA, (tables, tables[contexts:])):
+        # A place 0 at the end of a row looks like none: the kernels read the same either way.
+        expected = [pages[:-1] if pages[-1:] == [0] else pages for pages in rows]
+        while expected and not expected[-1]:
+            expected.pop()
+        check.equal(moment, field, expected, moment.seen[field], "so says kv_cache_block_offsets")
 
 
 @invariant(

@@ -21,6 +21,7 @@ _OBJECTS: Final = frozenset(
         "identity",
         *("kv_blocks", "kv_cache_block_offsets", "block_ids_per_seq", "kv_pool_indices"),
         *("draft_kv_blocks", "draft_kv_cache_block_offsets", "draft_block_ids_per_seq", "draft_kv_pool_indices"),
+        *("kv_block_ids_per_seq", "gen_block_ids_per_seq"),
         *("known_page_ids", "draft_known_page_ids"),
         "connector_block_ids",
         "block_table",

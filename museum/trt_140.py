@@ -126,3 +126,23 @@ def never_taken(patch: Patch) -> None:
     from engines.portable.pyexecutor.resource_manager import KVCacheManager
 
     patch(KVCacheManager, "get_num_free_blocks", lambda self: len(self._free_blocks))
+
+
+@bug(
+    "TRT-140",
+    kind="K7",
+    workers=(EAGLE3, MTP_EAGLE),
+    variant="coarser",
+    title="What is reused ends with a page of the cache with the longer ones, and in the middle of one of the other",
+    reference=_REFERENCE,
+    caught_by=("block-reuse-equals-reference",),
+)
+def whole_pages_of_one_cache(patch: Patch) -> None:
+    from engines.portable.pyexecutor import py_executor
+
+    def find_reused_tokens(pools: Any, request: Any) -> int:
+        tokens: int = min(len(pool.find(request.prompt)) * pool.tokens_per_block for pool in pools)
+        longest: int = max(pool.tokens_per_block for pool in pools)
+        return tokens // longest * longest
+
+    patch(py_executor, "find_reused_tokens", find_reused_tokens)

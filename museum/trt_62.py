@@ -82,3 +82,28 @@ def content_stays(patch: Patch) -> None:
         swap(self, free_blocks, pools.clone())
 
     patch(HostOffload, "swap", swap_ids)
+
+
+@bug(
+    "TRT-62",
+    kind="K7",
+    workers=(EAGLE3, PARD),
+    variant="flash-mla",
+    title="The tables of flash MLA name pages by their ids, as they are called",
+    reference=_REFERENCE,
+    caught_by=("flash-mla-tables-follow-block-tables",),
+)
+def ids_per_seq(patch: Patch) -> None:
+    from engines.portable._utils import host_tensor
+    from engines.portable.pyexecutor.resource_manager import KVCacheManager
+
+    in_pool = KVCacheManager.get_block_ids_per_seq
+
+    def get_block_ids_per_seq(self: Any, request_ids: Any) -> Any:
+        table = in_pool(self, request_ids)
+        for row, request_id in zip(table, request_ids):
+            ids = self.get_block_ids(request_id)[: len(row)]
+            row[: len(ids)] = host_tensor(ids, self.device)
+        return table
+
+    patch(KVCacheManager, "get_block_ids_per_seq", get_block_ids_per_seq)

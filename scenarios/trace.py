@@ -61,6 +61,8 @@ FIELDS: Final[dict[str, str]] = {
     "kv_cache_block_offsets": "device: of the manager it refers to; prepared, draft[i], restored, failed",
     "draft_kv_cache_block_offsets": "device: of a separate draft KV cache; prepared, restored, failed",
     # Only at prepared.
+    "kv_block_ids_per_seq": "device: per row its pages as kernels of flash MLA are told, zeros at the end left out",
+    "gen_block_ids_per_seq": "device: the same of each generation from row 0 on (upstream: block_ids_per_seq)",
     "kv_lens": "host int32, first n: KV lengths plus extra tokens",
     "kv_lens_runtime": "host int32 [n]: KV lengths as told to the kernels",
     "host_total_kv_lens": "host int [2]: sums over contexts and over generations",

@@ -13,6 +13,7 @@ from strategies.layout import pages
 from strategies.sizes import prompt_lens
 
 _REUSES: Final = (False, False, True)
+_PARTLY: Final = (False, False, True)
 _LONG_PAGE: Final = 4
 """Tokens that a page has at most where it is to be reused."""
 _FEW: Final = 4
@@ -25,7 +26,8 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
     """``config`` now and then with block reuse, if that is combined with it, and with pages that make it happen.
 
     Of a prompt full pages are reused, so they are short. And pages of two sizes seldom end together: the drafter's are
-    made as long as the target's, half as long or twice.
+    made as long as the target's, half as long or twice; or half as long again, where only every other page ends
+    with one of the target's.
     """
     # A recurrent state, drawn for every other case, gives way.
     without = replace(config, recurrent=False)
@@ -39,6 +41,8 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
     size, block = config.draft_tokens_per_block, config.tokens_per_block
     if size and block % size:
         wanted = 2 * block if size > block else block if block % 2 else block // 2
+        if block % 2 == 0 and choose(draw, _PARTLY):
+            wanted = block + block // 2
         blocks = pages(config.draft_num_blocks * size, wanted)
         config = replace(config, draft_tokens_per_block=wanted, draft_num_blocks=blocks)
     return _with_small_pool(draw, replace(config, enable_block_reuse=True))

@@ -15,6 +15,8 @@ from strategies.config import DENSE, configs, room_of
 _FAILS: Final = 9
 _FAILS_WITH_DRAFTS: Final = 3
 """One step in so many fails, and the last but one if none before it has: more of those that may verify drafts."""
+_FAILS_AGAIN: Final = 4
+"""One step in so many fails of those that follow a failure: only a second one shows that the first was counted."""
 
 
 def scenarios(
@@ -58,7 +60,7 @@ def faulted_scenarios(
     max_steps: int = 6,
     with_startup: bool = True,
 ) -> st.SearchStrategy[Scenario]:
-    """Scenarios in which one step fails, followed by at least one ordinary step if the failure is tolerated.
+    """Scenarios in which a step fails, and sometimes later ones; if that is tolerated an ordinary one comes last.
 
     None follows where it hangs on the place of the failure what later steps accept by force.
 
@@ -123,8 +125,13 @@ def _scenarios(
 def _steps(draw: st.DrawFn, composer: Composer, size: int, record: Record | None) -> None:
     """The next step. A strategy of its own, so that Hypothesis sees where a step begins and ends."""
     left = size - len(composer.steps)
-    if record is None or composer.failed or left == 1:
+    if record is None or left == 1:
         composer.draw_step(draw)
+    elif composer.failed:
+        if pick(draw, _FAILS_AGAIN) == _FAILS_AGAIN - 1:
+            composer.draw_failure(draw, record)
+        else:
+            composer.draw_step(draw)
     elif left == 2 or not pick(draw, _FAILS_WITH_DRAFTS if composer.schedule.generating else _FAILS):
         composer.draw_failure(draw, record)
     else:

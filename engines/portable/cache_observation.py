@@ -71,6 +71,15 @@ class CacheObserver:
             fields["draft_kv_cache_block_offsets"] = self._table(attn.draft_kv_cache_block_offsets, "draft_")
         return fields
 
+    def flash_mla_tables(self, attn: Any) -> Fields:
+        """The tables for kernels of flash MLA, where the metadata has them: of the target's cache."""
+        if not getattr(attn, "enable_flash_mla", False):
+            return {}
+        return {
+            "kv_block_ids_per_seq": _used(attn.kv_block_ids_per_seq),
+            "gen_block_ids_per_seq": _used(attn.block_ids_per_seq),
+        }
+
     def ledger(self) -> Fields:
         """What each manager has granted, of the active requests and those in flight."""
         requests = self._executor.held_requests
@@ -122,6 +131,17 @@ class CacheObserver:
     def _table(self, table: torch.Tensor, prefix: str) -> list[list[int]]:
         pages = self._pages[prefix]
         return [row[:n] for row, n in zip(table[0, : len(pages), 0].tolist(), pages)]
+
+
+def _used(table: torch.Tensor) -> list[list[int]]:
+    """Rows of a table whose unused places are 0, without zeros at the end of each, and without such rows at the end."""
+    rows: list[list[int]] = table.tolist()
+    for row in rows:
+        while row and not row[-1]:
+            row.pop()
+    while rows and not rows[-1]:
+        rows.pop()
+    return rows
 
 
 def _content(manager: KVCacheManager, used: Mapping[int, int]) -> Sequence[dict[int, list[int]]]:

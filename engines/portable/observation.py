@@ -183,6 +183,7 @@ class Observer:
             **prepared_fields(spec, n),
             **caches,
             **self._caches.tables(attn),
+            **self._caches.flash_mla_tables(attn),
             **self._previous(),
             **self._rows.slots(attn, spec),
         )

@@ -353,6 +353,8 @@ _KV_CACHE = [
     at("tables-name-owned-pages", STARTED, 0, "prepared", "kv_cache_block_offsets", put(1, [0, 5, 6])),
     # A request in the middle of its life whose pages were moved, in a step that gets no further.
     at("tables-name-owned-pages", FAILING, 2, "prepared", "kv_cache_block_offsets", lambda t: [t[0], t[1][::-1]]),
+    at("flash-mla-tables-follow-block-tables", MIXED, 2, "prepared", "kv_block_ids_per_seq", swap),
+    at("flash-mla-tables-follow-block-tables", MIXED, 1, "prepared", "gen_block_ids_per_seq", lambda t: [*t, [3]]),
     # The accepted path of a tree left where its nodes lay, and tokens at positions of others.
     at("target-cache-holds-the-text", TREE, 2, "updated", "target_kv", lambda kv: {**kv, 0: [*kv[0][:-1], kv[0][-2]]}),
     at("target-cache-holds-the-text", MIXED, 2, "updated", "target_kv", lambda kv: {0: kv[1], 1: kv[0]}),

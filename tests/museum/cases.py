@@ -65,6 +65,25 @@ def out_of_memory(worker: str) -> Scenario:
     )
 
 
+def failing_twice(worker: str) -> Scenario:
+    """Two prompts fail, one after the other, where one failure is tolerated."""
+    fault = Fault(site="target_model.forward", occurrence=1, kind=FaultKind.ERROR)
+    steps = (Step(draft_len=K, contexts=(_fills(worker, request, 5),), fault=fault) for request in (0, 1))
+    return _scenario(worker, *steps, prompts=(5, 5), error_budget=1)
+
+
+def out_of_memory_twice(worker: str) -> Scenario:
+    """General warm-up runs out of memory, then a prompt does, where one failure of serving is tolerated."""
+    fault = Fault(site="target_model.forward", occurrence=1, kind=FaultKind.OOM)
+    return _scenario(
+        worker,
+        Step(phase=Phase.WARMUP, draft_len=K, generations=(_dummy(worker),), fault=fault),
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),), fault=fault),
+        prompts=(5,),
+        error_budget=1,
+    )
+
+
 def drafting_fails(worker: str) -> Scenario:
     """The drafter fails for a request that generates."""
     fault = Fault(site="draft_model.forward", occurrence=1, kind=FaultKind.ERROR)
@@ -360,6 +379,8 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-26": generate,
     "TRT-26/history": generate,
     "TRT-27": mixed,
+    "TRT-27/flash-mla": mixed,
+    "TRT-27/flash-mla-rows": slot_changes_hands,
     "TRT-29": wide_trees,
     "TRT-29/first-children": trees,
     "TRT-29/hidden-states": wide_trees,
@@ -371,6 +392,8 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-37/twice": generate,
     "TRT-39": generate,
     "TRT-40": capture_fails,
+    "TRT-40/budget": failing_twice,
+    "TRT-40/start-up": out_of_memory_twice,
     "TRT-41": prompt,
     "TRT-42": at_the_limit,
     "TRT-45": one_page_each,
@@ -383,6 +406,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-50/offset-stride": wide_trees,
     "TRT-62/block-offsets": _on(mixed, host_offload=True),
     "TRT-62/content": _on(mixed, host_offload=True),
+    "TRT-62/flash-mla": _on(mixed, host_offload=True),
     "TRT-65/failure": _on(drafting_fails, **SEPARATE),
     "TRT-65/block-offsets": _on(mixed, **SEPARATE),
     "TRT-68": _on(drafting_fails, **SEPARATE),

@@ -54,6 +54,13 @@ def drafters_pages_taken(worker: str) -> Scenario:
     )
 
 
+def ends_apart(worker: str) -> Scenario:
+    """Of 9 tokens that two prompts share two pages of 4 are full in one cache, and one of 6 in the other."""
+    steps = (Step(draft_len=K, contexts=(_fills(worker, 0, 9),)), Step(draft_len=K, contexts=(_fills(worker, 1, 10),)))
+    sizes = {"tokens_per_block": 4, "draft_tokens_per_block": 6}
+    return _alike(worker, *steps, prompts=((9, 0), (10, 9)), **_OWN | sizes)
+
+
 def chunked(worker: str) -> Scenario:
     """A prompt begins like one of which a chunk is computed, and later like all of it."""
     return _alike(
@@ -106,6 +113,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "SGL-11/next-token": shared,
     "TRT-66": shared_in_both,
     "TRT-140": shared,
+    "TRT-140/coarser": ends_apart,
     "TRT-140/early": chunked,
     "TRT-140/emptied": shared,
     "TRT-140/failure": failed_between,

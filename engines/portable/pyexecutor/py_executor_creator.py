@@ -174,7 +174,8 @@ def _attn_metadata_class(config: Config, spec_config: DecodingConfig) -> Callabl
         "spec_tree_width": spec_config.spec_tree_width,
     }
     if not backend.sparse:
-        return partial(TrtllmAttentionMetadata, **drafts)
+        # No kernel here reads the tables of flash MLA, but a trace shows them.
+        return partial(TrtllmAttentionMetadata, enable_flash_mla=True, **drafts)
     params = DSAMetadataParams(index_topk=config.index_topk)
     if backend.compressed:
         params = replace(

@@ -21,7 +21,7 @@ LAYOUT = (
 )  # fmt: skip
 MASKS = ("spec_decoding_packed_mask", "spec_decoding_position_offsets", "spec_decoding_generation_lengths")
 ANY_PAGE = ("kv_cache_block_offsets", "block_ids_per_seq", "kv_blocks", "connector_block_ids", "slot_ids", "spec_slots")
-ANY_PAGE += ("identity",)
+ANY_PAGE += ("identity", "kv_block_ids_per_seq", "gen_block_ids_per_seq")
 
 
 def seen(step: StepTrace) -> list[tuple[str, Mapping[str, Any]]]:
