@@ -17,6 +17,8 @@ _FAILS_WITH_DRAFTS: Final = 3
 """One step in so many fails, and the last but one if none before it has: more of those that may verify drafts."""
 _FAILS_AGAIN: Final = 4
 """One step in so many fails of those that follow a failure: only a second one shows that the first was counted."""
+_FAILS_AFTER_STARTUP: Final = 2
+"""The same behind a failure of start-up, which is not counted."""
 
 
 def scenarios(
@@ -128,7 +130,8 @@ def _steps(draw: st.DrawFn, composer: Composer, size: int, record: Record | None
     if record is None or left == 1:
         composer.draw_step(draw)
     elif composer.failed:
-        if pick(draw, _FAILS_AGAIN) == _FAILS_AGAIN - 1:
+        one_in = _FAILS_AGAIN if composer.schedule.failures else _FAILS_AFTER_STARTUP
+        if pick(draw, one_in) == one_in - 1:
             composer.draw_failure(draw, record)
         else:
             composer.draw_step(draw)
