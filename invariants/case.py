@@ -26,7 +26,7 @@ from scenarios import (
     WorkerTraits,
     batches,
 )
-from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UNREADABLE, UPDATED, VERIFIED
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -169,7 +169,7 @@ class StepCase:
                 self.updated = moment
             elif name == FAILED:
                 self.failed = moment
-            else:
+            elif name != UNREADABLE:
                 run = runs.get(number)
                 if run is None:
                     run = runs[number] = Run(substep.phase)

@@ -9,7 +9,7 @@ from invariants.check import Check
 from invariants.pools import pools
 from invariants.registry import REFERENCE, invariant
 from scenarios import FIELDS, Phase
-from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, UNREADABLE
 
 LAYOUT: Final = (
     "num_contexts",
@@ -79,6 +79,14 @@ def steps_complete(step: StepCase, check: Check) -> None:
         return
     what = f"{moment.seen.get('exception')}: {moment.seen.get('message')}"
     check.that(False, moment, "exception", None, what, f"the step failed with {what}")
+
+
+@invariant("state-can-be-read", reads=("exception", "message"), museum=("TRT-01", "TRT-63"))
+def state_can_be_read(step: StepCase, check: Check) -> None:
+    """Whatever there is to be observed can be read: no tensor is missing, and none is shorter than the batch."""
+    for moment in step.moments:
+        what = f"{moment.seen.get('exception')}: {moment.seen.get('message')}" if moment.name == UNREADABLE else None
+        check.that(what is None, moment, "exception", None, what, f"what was to be observed cannot be read, {what}")
 
 
 @invariant("run-complete", reads=())
@@ -192,7 +200,8 @@ def substeps_in_order(step: StepCase, check: Check) -> None:
     context of its own makes none then, nor for a batch of contexts. A worker without a draft model makes none and
     saves nothing.
     """
-    if step.actual.outcome != "ok" or step.asked.fault is not None:
+    unreadable = any(moment.name == UNREADABLE for moment in step.moments)
+    if step.actual.outcome != "ok" or step.asked.fault is not None or unreadable:
         return
     expected = [s.key for s in step.expected.substeps]
     actual = [(m.name, m.run) for m in step.moments]

@@ -13,6 +13,7 @@ restored    the worker's forward has returned, with its outputs (once per run)
 updated     sampler and KV-cache manager are updated (once per step, served or start-up); with overlap after the
             next step's forward, or when the run ends, and never if the next step fails
 failed      the step ended in an exception and the executor has handled it (instead of the rest)
+unreadable  what was to be observed here could not be, as ``exception`` and ``message`` say (instead of the sub-step)
 =========== ================================================================================================
 
 A trace of the oracle has the same sub-steps and a subset of the fields: only what is specified. A field that
@@ -34,6 +35,7 @@ SAVED: Final = "saved"
 RESTORED: Final = "restored"
 UPDATED: Final = "updated"
 FAILED: Final = "failed"
+UNREADABLE: Final = "unreadable"
 
 
 def draft(i: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from scenarios import Trace
+from scenarios import Substep, Trace
 from tests.invariants import enhancer_mutations, rank_mutations, sparse_mutations
 from tests.invariants.cases import (
     DFLASH,
@@ -34,6 +34,19 @@ def _fails(trace: Trace) -> Trace:
 def _without_draft(trace: Trace) -> Trace:
     """Step 1 makes one draft call fewer."""
     return edit_step(trace, 1, substeps=tuple(s for s in trace.steps[1].substeps if s.name != "draft[2]"))
+
+
+def _unreadable(trace: Trace) -> Trace:
+    """What step 1 shows of its draft calls and of its end could not be read."""
+    why = {"exception": "TypeError", "message": "drafting: no tensor"}
+    lost = ("saved", "restored")
+    return edit_step(
+        trace,
+        1,
+        substeps=tuple(
+            Substep("unreadable", s.run, s.phase, why) if s.name in lost else s for s in trace.steps[1].substeps
+        ),
+    )
 
 
 def _lengths_of_prepared(by: int) -> Callable[[Trace], Trace]:
@@ -73,6 +86,7 @@ _LIFECYCLE = [
     whole("steps-complete", MIXED, 1, outcome="fatal"),
     # A step after which a request would have ended.
     whole("steps-complete", MIXED, 4, outcome="tolerated"),
+    Mutation("state-can-be-read", MIXED, _unreadable, 1, "unreadable", "exception"),
     Mutation("run-complete", MIXED, lambda trace: replace(trace, steps=trace.steps[:4]), 3),
     whole("fault-surfaces", FAILING, 0, fired=0),
     whole("fault-surfaces", FAILING, 2, fired=2),

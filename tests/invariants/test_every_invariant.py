@@ -176,7 +176,7 @@ def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
     ]
     trace = Trace("blind", "cpu", tuple(bare))
     verdict = _ask(scenario, lambda _: trace, relations=False)
-    steps_only = {"steps-complete", "run-complete", "substeps-in-order", "fault-surfaces"}
+    steps_only = {"steps-complete", "run-complete", "substeps-in-order", "fault-surfaces", "state-can-be-read"}
     steps_only.add("failure-ends-what-is-in-flight")
     assert {slug for slug, (reached, _) in verdict.counts.items() if reached} <= steps_only
     assert verdict.violations == ()
