@@ -97,11 +97,8 @@ def draft_block_follows_context(step: StepCase, check: Check) -> None:
 def draft_context_equals_cache(step: StepCase, check: Check) -> None:
     """The columns of a request are those of its cached tokens, each at its own position, in order, and no others."""
     moment = step.updated
-    if moment is None:
+    if moment is None or not {"draft_context", "target_kv"} <= moment.seen.keys() or not step.active:
         return
-    target = moment.seen.get("target_kv", {})
-    for request, columns in moment.seen.get("draft_context", {}).items():
-        if request in target:
-            expected = [[n, term(n, slot)] for n, slot in enumerate(target[request])]
-            why = f"target_kv holds these tokens of request {request}"
-            check.equal(moment, "draft_context", expected, columns, why)
+    slots = moment.seen["target_kv"].items()
+    expected = {request: [[n, term(n, slot)] for n, slot in enumerate(held)] for request, held in slots}
+    check.equal(moment, "draft_context", expected, moment.seen["draft_context"], "target_kv holds these tokens")

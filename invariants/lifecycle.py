@@ -140,10 +140,10 @@ def forward_closes_what_it_opens(step: StepCase, check: Check) -> None:
 def saved_fields(step: StepCase, check: Check) -> None:
     """While drafting, the originals of exactly the fields that this worker edits are saved, in upstream's order.
 
-    After it all of them are put back.
+    Before that, while drafts are verified, there are none, and after it all of them are put back.
     """
     for run in step.runs:
-        for moment in (run.saved, *run.drafts.values()):
+        for moment in (run.verified, run.saved, *run.drafts.values()):
             if moment is not None:
                 check.said(moment, ("_saved_tensors",))
         if run.restored is not None:
@@ -256,7 +256,7 @@ def graph_fits_the_batch(step: StepCase, check: Check) -> None:
         check.equal(step.updated, "graph_key", None, key, "this step runs without a graph")
         return
     batch = [len(step.rows), sum(row.query for row in step.rows)]
-    fits = key is not None and [key[0], key[-1]] == batch
+    fits = bool(key) and [key[0], key[-1]] == batch
     check.that(fits, step.updated, "graph_key", batch, key, f"graph {key} has another batch than {batch}")
 
 

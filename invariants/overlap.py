@@ -66,7 +66,7 @@ def _accepted(row: Row | None) -> int | None:
     """Tokens that a row accepted, 0 without one, None if it was not observed."""
     if row is None:
         return 0
-    restored = row.step.runs[-1].restored if row.step.runs else None
+    restored = row.step.returned
     counts: list[int] = restored.seen.get("new_tokens_lens", []) if restored is not None else []
     return counts[row.index] if row.index < len(counts) else None
 

@@ -44,7 +44,7 @@ def _promoted(step: StepCase, run: Run, made: list[list[int] | None], live: list
     """Per generation the state to be promoted; where it may be that of several nodes, the one that was."""
     counts = (run.accepted or [])[step.num_contexts :]
     promoted: list[int | None] = []
-    for states, state, count in zip(made, live, counts, strict=False):
+    for states, state, count in zip(made, [*live, *[None] * (len(made) - len(live))], counts, strict=False):
         any_will_do = states is not None and step.traits.tree and state in states
         known = states is not None and 0 < count <= len(states) and not any_will_do
         promoted.append(states[count - 1] if states is not None and known else state)
@@ -72,14 +72,19 @@ def states_of_others_stay(step: StepCase, check: Check) -> None:
 
     PR #13151: rows that filled up a graph were given slots of such requests.
     """
-    before = step.before.updated if step.before is not None else None
-    if step.updated is None or before is None or not (_KEPT in step.updated.seen and _KEPT in before.seen):
+    others_unchanged(step, _KEPT, check)
+
+
+def others_unchanged(step: StepCase, field: str, check: Check) -> None:
+    """Hold what ``field`` of ``updated`` keeps for requests outside the batch to what it was a step before."""
+    moment, before = step.updated, step.before.updated if step.before is not None else None
+    if moment is None or before is None or not (field in moment.seen and field in before.seen):
         return
-    batch, shown = {row.request for row in step.rows}, step.updated.seen[_KEPT]
-    aside = [request for request in shown if request in before.seen[_KEPT] and request not in batch]
+    batch, shown, earlier = {row.request for row in step.rows}, moment.seen[field], before.seen[field]
+    aside = [request for request in shown if request in earlier and request not in batch]
     if aside:
-        expected = {request: before.seen[_KEPT][request] for request in aside}
-        check.equal(step.updated, _KEPT, expected, {i: shown[i] for i in aside}, "its requests were not in the batch")
+        expected = {request: earlier[request] for request in aside}
+        check.equal(moment, field, expected, {i: shown[i] for i in aside}, "its requests were not in the batch")
 
 
 @invariant("states-are-promoted-once", reads=(_TIMES,), museum=("TRT-95",), predicates=("P8",))
@@ -106,7 +111,9 @@ def dummies_share_a_slot_of_their_own(step: StepCase, check: Check) -> None:
         for field in ("state_indices", "batch_slot_ids"):
             if field in moment.seen and step.has_dummies:
                 slots = moment.seen[field]
-                rows = zip(step.rows, slots, strict=False)
+                # Whose slot a request has is asked elsewhere.
+                own = [*slots, *[None] * (len(step.rows) - len(slots))]
+                rows = zip(step.rows, own, strict=False)
                 expected = [slot if row.request is not None else step.config.num_blocks for row, slot in rows]
                 check.equal(moment, field, expected, slots, "the slot behind those of requests")
         if "sentinel_state" in moment.seen:
