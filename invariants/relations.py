@@ -1,8 +1,8 @@
 """Relations: what a run must have in common with a second run that differs in a way that must not be seen.
 
 They need no oracle and see what it does not specify, but for dummies: what it leaves open of these may differ. Each
-makes at most one twin, so a scenario costs at most as many extra runs as relations apply to it. Relations other than
-the first speak about scenarios without faults.
+makes at most one twin, so a scenario costs at most as many extra runs as relations apply to it. Two of them speak about
+scenarios with faults, too: ``next-step-equals-never-failed-twin`` of these alone, and ``ranks-of-a-replica-agree``.
 """
 
 from __future__ import annotations

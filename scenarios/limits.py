@@ -45,7 +45,7 @@ _LIMITS: Final = {
 
 
 def check_config(config: Config) -> None:
-    """Raise ``ScenarioError`` unless worker and backend are known and each number is within its limits."""
+    """Raise ``ScenarioError`` unless names are known, numbers within their limits, and all of it goes together."""
     # Looking for the closest name costs more than all other checks together, so only where it is needed.
     if config.worker not in WORKERS:
         problem = f"no worker is called {config.worker!r}"

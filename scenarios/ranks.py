@@ -67,7 +67,7 @@ def check_ranks_config(config: Config) -> None:
 
 def _one_of(size: int) -> str:
     """What to write for a rank of so many."""
-    return f"write {size - 1} or less, from 0 on" if size > 1 else "write 0, or add ranks"
+    return f"write 0 to {size - 1}" if size > 1 else "write 0, or add ranks"
 
 
 def check_replica(config: Config) -> None:

@@ -38,7 +38,7 @@ def _agreements(draw: st.DrawFn, draft_len: int, rows: int) -> tuple[int, ...]:
 
 
 def draw_agreements(draw: Draw, draft_len: int, rows: int, least: int = 0) -> tuple[int, ...]:
-    """The same, with the ``draw`` of a composite strategy; ``least`` everywhere at least."""
+    """As ``agreements``, with the ``draw`` of a composite strategy; each row agrees with ``least`` drafts at least."""
     options = draft_len - least + 1
     if options == 1 or rows == 0:
         return (least,) * rows
