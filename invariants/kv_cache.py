@@ -102,7 +102,7 @@ def _balanced(step: StepCase, moment: Moment, pool: Pool, check: Check) -> None:
 
 
 def _shared(blocks: Mapping[int, Sequence[int]]) -> int:
-    """By how much pages that requests own are more than there are."""
+    """By how many a sum over all requests counts too many pages, as some have several owners."""
     owned = [*chain.from_iterable(blocks.values())]
     return len(owned) - len(set(owned))
 

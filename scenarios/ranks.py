@@ -31,7 +31,10 @@ def padding(config: Config, step: Step) -> tuple[Generation, ...]:
 
 
 def kept_in_step(config: Config, step: Step) -> Step:
-    """``step`` with a batch for each other rank, one generation where there is none, and with just those dummies."""
+    """``step`` with a batch for each other rank, and with the dummies that ``padding`` says in place of its own.
+
+    A rank whose batch is missing gets one generation.
+    """
     if step.phase.is_startup:
         return replace(step, peers=())
     others = config.attention_dp_size - 1
