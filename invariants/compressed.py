@@ -136,7 +136,7 @@ def tokens_see_up_to_themselves(step: StepCase, check: Check) -> None:
     predicates=("P7",),
 )
 def compressed_keys_follow_lengths(step: StepCase, check: Check) -> None:
-    """The indexer writes one key for each compressed token that a row adds, in its place, and looks for all of them.
+    """The indexer writes one key for each compressed token that a row adds, in its place, and looks through all keys.
 
     A context's token looks through the compressed tokens of its request that are complete by then.
     """

@@ -244,7 +244,7 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
 
 @invariant("graph-fits-the-batch", reads=("graph_key",), museum=("TRT-20", "TRT-75", "TRT-88"), predicates=("P13",))
 def graph_fits_the_batch(step: StepCase, check: Check) -> None:
-    """A step captures or replays the graph of just as many generations and tokens as its batch has; others use none.
+    """The graph that a step captures or replays is for just its generations and tokens; other steps use no graph.
 
     Of two graphs that differ in their tokens alone, as where verify widths differ, the wrong one reads rows of an
     earlier step or leaves some out, and nothing else says which of the two it was.

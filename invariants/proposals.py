@@ -53,7 +53,7 @@ def _last(row: Row, draft_len: int) -> list[int] | None:
 
 @invariant("proposals-of-others-stay", reads=(_KEPT,), museum=("TRT-10", "VLL-18"), predicates=("P10", "P11"))
 def proposals_of_others_stay(step: StepCase, check: Check) -> None:
-    """A step leaves the proposals of requests alone that are alive and not in its batch."""
+    """A step leaves alone the proposals of active requests that are not in its batch."""
     others_unchanged(step, _KEPT, check)
 
 

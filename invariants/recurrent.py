@@ -26,10 +26,10 @@ _TIMES: Final = "update_mamba_states"
     predicates=("P8", "P10"),
 )
 def accepted_state_becomes_live(step: StepCase, check: Check) -> None:
-    """The live state of a generation is the one that its forward made at the last accepted token, in a tree at a node.
+    """After a forward the live state of a generation is the one that was made at its last accepted token.
 
-    ``ssm_states[slot] == intermediate_ssm_states[g, num_accepted_tokens - 1]``. PR #16759: one worker forgot to
-    promote it, so that the next step went on from before this one.
+    ``ssm_states[slot] == intermediate_ssm_states[g, num_accepted_tokens - 1]``; in a tree it is that of one of the
+    nodes. PR #16759: one worker forgot to promote it, so that the next step went on from before this one.
     """
     for run in step.runs:
         made = run.verified.seen.get(_MADE) if run.verified is not None else None
@@ -68,7 +68,7 @@ def recurrent_state_equals_cache(step: StepCase, check: Check) -> None:
 
 @invariant("states-of-others-stay", reads=(_KEPT,), museum=("TRT-57",), predicates=("P11",))
 def states_of_others_stay(step: StepCase, check: Check) -> None:
-    """A step leaves the states of requests alone that are alive and not in its batch.
+    """A step leaves alone the states of active requests that are not in its batch.
 
     PR #13151: rows that filled up a graph were given slots of such requests.
     """
@@ -103,7 +103,7 @@ def states_are_promoted_once(step: StepCase, check: Check) -> None:
     predicates=("P11",),
 )
 def dummies_share_a_slot_of_their_own(step: StepCase, check: Check) -> None:
-    """Dummies have the slot behind those of requests, of states and of proposals, and what it holds never changes.
+    """Dummies share the slot behind those of requests, for states and for proposals, and what it holds never changes.
 
     PR #13151: they were given slots that nobody in the batch had, but a request that had been left out.
     """

@@ -52,7 +52,7 @@ def _slots(step: StepCase, field: str) -> dict[int, int]:
     predicates=("P10", "P11"),
 )
 def slots_belong_to_requests(step: StepCase, check: Check) -> None:
-    """A request has a slot of its own from its first chunk to its end, the same one, and nothing else has any.
+    """A request has a slot of its own, always the same, from its first chunk to its end, and afterwards none.
 
     ``slot_ids`` of a batch are the slots of its rows; dummies have slots that no request has. A slot that outlives its
     request is lost.

@@ -51,7 +51,7 @@ def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
 
 @invariant("chain-masks-are-causal", reads=MASKS, museum=("TRT-06", "TRT-29"), predicates=("P7",))
 def chain_masks_are_causal(step: StepCase, check: Check) -> None:
-    """In a chain each token sees those before it and itself: drafts of one, or a path that was accepted from a tree.
+    """In a chain of drafts, or a path that was accepted from a tree, each token sees itself and those before it.
 
     The tables of chains are made once per width and belong to all batches of the process: who writes into them
     writes into those of others, so they are looked at after the worker, too.
