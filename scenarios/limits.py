@@ -41,7 +41,9 @@ _LIMITS: Final = {
     "sa_threshold": (0, 4096),
     "window_size": (0, 4096),
 }
-"""Lowest and highest value of each number: the pools of the largest engine still fit into 100 MB."""
+"""Lowest and highest value of each number. With all of the highest the tensors of an engine take 70 MB with a linear
+drafter and 1.2 GB with one that has a cache per layer or a context of its own; they become resident as they are used.
+"""
 
 
 def check_config(config: Config) -> None:
