@@ -14,9 +14,8 @@ def draft_lengths(config: Config) -> st.SearchStrategy[int]:
     """Runtime draft lengths K of a step, from the worker's smallest to ``max_draft_len``.
 
     With drafts accepted by force there are at least as many. Shrinks to 1. Zero and the maximum are drawn twice as
-    often as the others, so that a few steps in a row go K, 0, K or shrink and grow; with verify widths of their own it is
-    the maximum alone, three times as often. Raises ``UsageError`` for a
-    configuration that is not valid.
+    often as the others, so that a few steps in a row go K, 0, K or shrink and grow; with verify widths it is the
+    maximum alone, three times as often. Raises ``UsageError`` for a configuration that is not valid.
     """
     check_config(config)
     return st.sampled_from(draft_lens(config))
