@@ -148,10 +148,10 @@ def forward_closes_what_it_opens(step: StepCase, check: Check) -> None:
 def saved_fields(step: StepCase, check: Check) -> None:
     """While drafting, the originals of exactly the fields that this worker edits are saved, in upstream's order.
 
-    After it all of them are put back.
+    Before that, while drafts are verified, there are none, and after it all of them are put back.
     """
     for run in step.runs:
-        for moment in (run.saved, *run.drafts.values()):
+        for moment in (run.verified, run.saved, *run.drafts.values()):
             if moment is not None:
                 check.said(moment, ("_saved_tensors",))
         if run.restored is not None:
@@ -253,7 +253,7 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
 
 @invariant("graph-fits-the-batch", reads=("graph_key",), museum=("TRT-20", "TRT-75", "TRT-88"), predicates=("P13",))
 def graph_fits_the_batch(step: StepCase, check: Check) -> None:
-    """A step captures or replays the graph of just as many generations and tokens as its batch has; others use none.
+    """The graph that a step captures or replays is for just its generations and tokens; other steps use no graph.
 
     Of two graphs that differ in their tokens alone, as where verify widths differ, the wrong one reads rows of an
     earlier step or leaves some out, and nothing else says which of the two it was.
@@ -265,7 +265,7 @@ def graph_fits_the_batch(step: StepCase, check: Check) -> None:
         check.equal(step.updated, "graph_key", None, key, "this step runs without a graph")
         return
     batch = [len(step.rows), sum(row.query for row in step.rows)]
-    fits = key is not None and [key[0], key[-1]] == batch
+    fits = bool(key) and [key[0], key[-1]] == batch
     check.that(fits, step.updated, "graph_key", batch, key, f"graph {key} has another batch than {batch}")
 
 
