@@ -229,16 +229,19 @@ def _with_trees(base: Any) -> type:
 
 
 def spec_metadata_class(base: Any, no_token: int) -> type:
-    """The real metadata class of a worker with what an engine asks of it and this version may lack.
+    """The real metadata class of a worker with the methods that the suite's model engine calls.
+
+    A version that has methods for the same purpose gives them other names or other arguments, so they are not called.
 
     no_token  upstream's ``INVALID_PROMPT_LOOKAHEAD_TOKEN``
     """
-    if hasattr(base, "populate_context_prompt_lookahead"):
-        return base
 
     class DrivenSpecMetadata(base):
         def populate_context_prompt_lookahead(self, context_requests: Sequence[Any]) -> None:
-            """Upload the prompt token that follows each context's chunk, if this version has a place for it."""
+            """Upload the prompt token that follows each context's chunk, if this version has a place for it.
+
+            Upstream's method of this name is told tokens, not requests.
+            """
             tokens = getattr(self, "context_prompt_lookahead_tokens", None)
             if tokens is not None and context_requests:
                 known = [r.prompt_lookahead_token for r in context_requests]
