@@ -14,7 +14,7 @@ rewrites a counter with one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -99,13 +99,13 @@ class _Accesses:
         """Whether an attribute still has its left-over value."""
         return field in self.attributes.values() and field not in self.first
 
-    def use(self, tensor: torch.Tensor, overwrites: bool) -> None:
-        """Note what all elements of ``tensor`` being read, or written over, means for the tensors under watch."""
+    def use(self, tensor: torch.Tensor, offsets: Collection[int], overwrites: bool) -> None:
+        """Note that the elements at ``offsets`` into the storage of ``tensor`` are read, or written over."""
         storage = tensor.untyped_storage().data_ptr()
         for field, (watched, left) in self.elements.items():
             if field in self.first or watched != storage:
                 continue
-            touched = left & _offsets(tensor)
+            touched = left.intersection(offsets)
             if not touched or _observing():
                 continue
             if not overwrites:
@@ -115,10 +115,11 @@ class _Accesses:
                 self.note(field, REWRITTEN)
 
 
-def _offsets(tensor: torch.Tensor) -> set[int]:
-    offsets = {int(tensor.storage_offset())}
+def _offsets(tensor: torch.Tensor) -> list[int]:
+    """Offsets of all elements of ``tensor`` into its storage, row by row."""
+    offsets = [int(tensor.storage_offset())]
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        offsets = {o + i * stride for o in offsets for i in range(size)}
+        offsets = [o + i * stride for o in offsets for i in range(size)]
     return offsets
 
 
@@ -158,15 +159,18 @@ class _TensorUse(TorchFunctionMode):
             operands = [*args, *(kwargs or {}).values()]
             for position, value in enumerate(operands):
                 if isinstance(value, torch.Tensor):
-                    target = _part(args) if name == "__setitem__" and position == 0 else value
-                    self._accesses.use(target, overwrites=position == 0 and name in _OVERWRITES)
+                    written = name == "__setitem__" and position == 0
+                    offsets = _written(value, args[1]) if written else _offsets(value)
+                    self._accesses.use(value, offsets, overwrites=position == 0 and name in _OVERWRITES)
         return func(*args, **(kwargs or {}))
 
 
-def _part(args: tuple[Any, ...]) -> torch.Tensor:
-    """The elements that ``__setitem__`` writes; all of the tensor for an index that makes no view."""
-    tensor: torch.Tensor = args[0]
-    return tensor[args[1]] if isinstance(args[1], (int, slice)) else tensor
+def _written(tensor: torch.Tensor, index: Any) -> list[int]:
+    """Offsets of the elements that ``tensor[index] = ...`` writes: a number, a slice, a mask or a list of places."""
+    with torch._C.DisableTorchFunction():
+        places = torch.tensor(_offsets(tensor), device=tensor.device).reshape(tensor.shape)
+        written: list[int] = places[index].flatten().tolist()
+        return written
 
 
 @contextmanager
