@@ -114,7 +114,7 @@ class ProvenanceSession(PortableSession):
             "position_ids": (result["position_ids"].flatten(), fed),
             "draft_tokens": (
                 spec.draft_tokens,
-                _repeated(generations, len(spec.draft_tokens) // max(len(generations), 1)),
+                _repeated(generations, [len(request.py_draft_tokens) for request in batch.generation_requests]),
             ),
         }
         if hasattr(attn, "kv_lens_cuda"):
