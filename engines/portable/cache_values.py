@@ -23,9 +23,9 @@ def committed(
 ) -> Iterator[tuple[str, Tensor, list[int] | None]]:
     """For each pool of which something is ``said``: its field, its slots (int64, device) and what they should hold.
 
-    The slots are those of the pages that each request has used, one after the other; what should be there is None
-    where others are active than the trace says, or one has used another number of slots, or than it has pages for. Of a
-    step in flight only the trace says how many that are. Caches of compressed tokens are not looked into.
+    The slots are those of the pages that each request has used, one after the other. What they should hold is None
+    where it does not fit: other requests are active than the trace says, or one of them has another number of tokens.
+    Of a step in flight only the trace says how many there are. Caches of compressed tokens are not looked into.
     """
     content = said.get(_FIELDS[0], {})
     used = {i: request.num_cached_tokens for i, request in executor.active_requests.items()}

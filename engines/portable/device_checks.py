@@ -1,8 +1,8 @@
 """Compares the device with what is expected, at each sub-step and without waiting for it.
 
-In a captured graph, too, it is noted what is there before each draft call, though in a replay none of the host's code
-runs. What is expected of a step is uploaded once per sub-step; of a replay all of it at once, while the graph is
-running, and compared behind it.
+A captured graph, too, notes what is there before each draft call, although none of the host's code runs in a replay.
+What is expected of a step is uploaded sub-step by sub-step. What is expected of a replay is uploaded in one piece while
+the graph runs, and compared behind it.
 """
 
 from __future__ import annotations

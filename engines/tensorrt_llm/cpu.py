@@ -36,11 +36,10 @@ def _is_cuda(value: Any) -> bool:
 
 
 class CudaOnCpu(TorchFunctionMode):
-    """Rewrites device "cuda" to "cpu" in every torch call, turns ``.cuda()`` into a copy and pinning off.
+    """Rewrites device "cuda" to "cpu" in every torch call, makes ``.cuda()`` a copy and turns pinning off.
 
-    Every tensor says that it is on CUDA: the sparse metadata clamps there what it asserts of a host tensor.
-
-    A copy, because on a GPU the host tensor and its device twin never share storage.
+    A copy, because on a GPU a host tensor and its device twin never share storage. Every tensor says that it is on
+    CUDA, as upstream's sparse metadata clamps device tensors where it asserts of host tensors.
     """
 
     def __torch_function__(
