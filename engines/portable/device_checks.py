@@ -94,7 +94,7 @@ class DeviceChecks:
         self._drafts = 0
 
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
-        """A step is about to start; whoever drives the session has told ``mismatches`` which."""
+        """A step is about to start; the driver of the session has called ``Mismatches.begin_step`` for it."""
         self._said = {substep.key: substep.fields for substep in self._expect(step).substeps}
         self._begin, self._run, self._batch = 0, -1, batch
         self._replays = step.phase is Phase.REPLAY

@@ -25,7 +25,7 @@ def is_emulated_stream_capturing() -> bool:
 
 
 def mem_get_info() -> tuple[int, int]:
-    """What ``torch.cuda.mem_get_info`` says without CUDA: free and total bytes, so many that nothing warns."""
+    """What ``torch.cuda.mem_get_info`` says without CUDA: free and total bytes, enough that nothing warns."""
     return 1 << 40, 1 << 40
 
 

@@ -151,7 +151,7 @@ class MTPEagleWorker(Eagle3OneModelWorker):
 
 
 def eagle3_resource_manager(setting: Setting, num_capture_layers: int) -> Eagle3ResourceManager:
-    """The manager for metadata that captures so many layers."""
+    """The manager for metadata that captures ``num_capture_layers`` layers."""
     return Eagle3ResourceManager(
         hidden_size=HIDDEN_SIZE,
         num_capture_layers=num_capture_layers,

@@ -1,4 +1,4 @@
-"""Forced acceptance: generations accept so many drafts, whatever was drafted (upstream: for benchmarks)."""
+"""Forced acceptance: generations accept a given number of drafts, whatever was drafted (upstream: for benchmarks)."""
 
 from __future__ import annotations
 
