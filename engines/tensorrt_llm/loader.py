@@ -279,7 +279,7 @@ class Upstream:
         with self.active():
             module = sys.modules.get(module_name) or self._import(class_name, module_name)
             if module is not None and class_name in WORKERS and WORKERS[class_name].tree:
-                # Before SM 100 the worker repacks the masks of trees, which the suite's kernels read unpacked.
+                # Before SM 100 the worker repacks the masks of trees, which the suite's kernels read padded.
                 vars(module)["get_sm_version"] = lambda: 100
         worker = getattr(module, class_name, None)
         if worker is not None and not issubclass(worker, self.interface.SpecWorkerBase):
