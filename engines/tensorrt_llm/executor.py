@@ -32,7 +32,7 @@ from engines.tensorrt_llm.stand_ins import INVALID_PROMPT_LOOKAHEAD_TOKEN, Mappi
 from engines.tensorrt_llm.trees import TreeKVCacheManager, TreeResources, tree_resources
 from engines.tensorrt_llm.worker_state import HiddenStatesResources
 from engines.tracer import SparseTracer, Tracer, TreeTracer
-from scenarios import BACKENDS, Config
+from scenarios import BACKENDS, Config, UsageError
 from scenarios.tracer import MASK_TOKEN, VOCAB_SIZE
 
 KEYWORD: Final = "keyword"
@@ -186,7 +186,10 @@ def _spec_metadata(
     name = METADATA_CLASSES[config.worker]
     workers = [cls for cls in worker_class.__mro__ if issubclass(cls, upstream.interface.SpecWorkerBase)]
     modules = [upstream.module_of(cls) for cls in workers]
-    metadata_class = next(getattr(module, name) for module in modules if hasattr(module, name))
+    metadata_class = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+    if metadata_class is None:
+        names = ", ".join(module.__name__ for module in modules)
+        raise UsageError(f"config.worker: {config.worker} needs {name}, which none of {names} has; name another worker")
     no_token = getattr(upstream.interface, "INVALID_PROMPT_LOOKAHEAD_TOKEN", INVALID_PROMPT_LOOKAHEAD_TOKEN)
     eagle3 = not spec_config.spec_dec_mode.is_mtp_eagle_one_model()
     values = {
