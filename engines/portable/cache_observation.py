@@ -15,7 +15,7 @@ from scenarios import Config
 
 IDENTITY: Final = ("kv_cache_manager", "kv_cache_block_offsets", "draft_kv_cache_block_offsets")
 """Fields of the metadata that refer to something of one cache."""
-_CONTENT: Final = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
+CONTENT: Final = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
 """What the pools hold, in order; a dense backend has the first two, vanilla MTP others."""
 
 Fields = dict[str, Any]
@@ -105,7 +105,7 @@ class CacheObserver:
         if self._config.worker == "MTPWorker":
             target, *layers = content
             return {"target_kv": target, "draft_layers_kv": {i: [layer[i] for layer in layers] for i in used}}
-        return dict(zip(_CONTENT, content))
+        return dict(zip(CONTENT, content))
 
     def _compressed_content(self, used: Mapping[int, int]) -> Fields:
         # Behind the pools of plain tokens come the others.

@@ -21,7 +21,7 @@ from scenarios import BACKENDS, UsageError
 _NO_DRIVER: Final = "the suite has no driver for it"
 
 _VERIFYING: Final = ("sample_and_accept_draft_tokens", "_accept_draft_tokens")
-"""Methods that verify drafts. Before the two hooks that reshape drafts and logits, parallel workers called the second."""
+"""Methods that verify drafts; parallel workers called the second before there were hooks that reshape drafts."""
 
 NO_VERIFICATION: Final = f"it verifies drafts by no method that the suite knows ({', '.join(_VERIFYING)})"
 
