@@ -236,6 +236,8 @@ def spec_metadata_class(base: Any, no_token: int) -> type:
     """
 
     class DrivenSpecMetadata(base):
+        """Upstream's class, called as the portable engine's."""
+
         def populate_context_prompt_lookahead(self, context_requests: Sequence[Any]) -> None:
             """Upload the prompt token that follows each context's chunk, if this version has a place for it.
 
