@@ -14,7 +14,7 @@ rewrites a counter with one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -99,13 +99,13 @@ class _Accesses:
         """Whether an attribute still has its left-over value."""
         return field in self.attributes.values() and field not in self.first
 
-    def use(self, tensor: torch.Tensor, offsets: Collection[int], overwrites: bool) -> None:
-        """Note that the elements at ``offsets`` into the storage of ``tensor`` are read, or written over."""
+    def use(self, tensor: torch.Tensor, index: Any, overwrites: bool) -> None:
+        """Note that the elements of ``tensor[index]`` are read, or written over."""
         storage = tensor.untyped_storage().data_ptr()
         for field, (watched, left) in self.elements.items():
             if field in self.first or watched != storage:
                 continue
-            touched = left.intersection(offsets)
+            touched = left.intersection(_offsets(tensor, index))
             if not touched or _observing():
                 continue
             if not overwrites:
@@ -115,12 +115,19 @@ class _Accesses:
                 self.note(field, REWRITTEN)
 
 
-def _offsets(tensor: torch.Tensor) -> list[int]:
-    """Offsets of all elements of ``tensor`` into its storage, row by row."""
+def _offsets(tensor: torch.Tensor, index: Any) -> list[int]:
+    """Offsets into its storage of the elements of ``tensor[index]``, whatever kind of index it is."""
     offsets = [int(tensor.storage_offset())]
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         offsets = [o + i * stride for o in offsets for i in range(size)]
-    return offsets
+    if index is ...:
+        return offsets
+    # On the host: a graph may be under capture, which numbers and slices must not disturb.
+    with torch._C.DisableTorchFunction():
+        parts = index if isinstance(index, tuple) else (index,)
+        on_host = tuple(part.cpu() if isinstance(part, torch.Tensor) else part for part in parts)
+        chosen: list[int] = torch.tensor(offsets).reshape(tensor.shape)[on_host].flatten().tolist()
+        return chosen
 
 
 def _frames() -> Iterator[FrameType]:
@@ -159,18 +166,9 @@ class _TensorUse(TorchFunctionMode):
             operands = [*args, *(kwargs or {}).values()]
             for position, value in enumerate(operands):
                 if isinstance(value, torch.Tensor):
-                    written = name == "__setitem__" and position == 0
-                    offsets = _written(value, args[1]) if written else _offsets(value)
-                    self._accesses.use(value, offsets, overwrites=position == 0 and name in _OVERWRITES)
+                    index = args[1] if name == "__setitem__" and position == 0 else ...
+                    self._accesses.use(value, index, overwrites=position == 0 and name in _OVERWRITES)
         return func(*args, **(kwargs or {}))
-
-
-def _written(tensor: torch.Tensor, index: Any) -> list[int]:
-    """Offsets of the elements that ``tensor[index] = ...`` writes: a number, a slice, a mask or a list of places."""
-    with torch._C.DisableTorchFunction():
-        places = torch.tensor(_offsets(tensor), device=tensor.device).reshape(tensor.shape)
-        written: list[int] = places[index].flatten().tolist()
-        return written
 
 
 @contextmanager
