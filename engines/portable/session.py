@@ -111,11 +111,10 @@ class PortableSession:
         self._requests[request.id] = self._llm_request(request)
 
     def foresee(self, steps: Collection[Step]) -> None:
-        """Hear of all steps to come, which are checked now: a graph that none replays is not recorded.
+        """Check all steps to come, and prepare for them.
 
-        A replay may have fewer rows than it was to have, when requests have failed.
-
-        If copies are to stall, another session lives through them first, to see what copies read that run late.
+        A graph that none of them replays is not recorded. One of fewer rows than planned is: when requests have failed,
+        a replay has fewer. If copies are to stall, another session runs the steps first, to see what late copies read.
         """
         self._plan.foresee(steps, len(self._steps))
         largest: dict[int, int] = {}
