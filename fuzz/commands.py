@@ -45,8 +45,7 @@ UNIT_CASES: Final = 1000
 """Most scenarios of one unit in a campaign that ends by time."""
 SHARES: Final = 4
 """Units that each lane of such a campaign gets at least, so that no worker waits long for its turn."""
-SHORTEST: Final = 0.5
-LONGEST: Final = 30.0
+SHORTEST, LONGEST = 0.5, 30.0
 """Seconds of such a unit, at the least and at the most."""
 _SEED_OF_REPLICA: Final = 101
 
@@ -304,8 +303,8 @@ def _hunt(start: CampaignStarted, plan: CampaignPlan, processes: int, listener: 
     """Run a campaign; Ctrl-C or SIGTERM ends it early, and what it has found so far stands."""
     store = Store()
     store.prepare()
-    for path in store.misplaced():
-        typer.echo(f"specfuzz: {path}: is no file, and is passed over; remove it", err=True)
+    for sentence in store.misplaced():
+        typer.echo(f"specfuzz: {sentence}", err=True)
     listener.interrupted += map(str, store.take_interrupted())
     listener.feed(start)
     executor: Executor = InProcess(store.running) if processes == 1 else Spawned(processes, store.running)

@@ -23,8 +23,6 @@ from scenarios import WORKERS, Finding, Violation, scenario_to_json
 
 NOTHING_FOUND, FINDINGS, ERROR = 0, 1, 2
 """Exit statuses: nothing found; findings; usage, environment, the suite's own error, or nothing was verified."""
-
-
 _MANY: Final = 500
 """Scenarios from which on a run must have found a pair for each relation."""
 

@@ -172,6 +172,7 @@ class Search:
         sites = sorted({site for step in steps for site in step.sites})
 
         def make(number: int) -> Scenario:
+            """The next scenario of this search, from a number that Hypothesis draws."""
             return plain_scenario(
                 Random(f"{number} {next(numbers)}"),
                 worker=unit.worker,
