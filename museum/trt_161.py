@@ -123,6 +123,7 @@ def rejected_seen(patch: Patch) -> None:
 )
 def pages_of_the_target(patch: Patch) -> None:
     from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
+    from engines.process import replaced
 
     create, write = FlashInferAttentionMetadata._create_draft_view, FlashInferAttentionMetadata._write_page_table
 
@@ -132,10 +133,8 @@ def pages_of_the_target(patch: Patch) -> None:
         return view
 
     def _write_page_table(self: Any, num_blocks: Any) -> None:
-        own, other = self.kv_cache_manager, getattr(self, "_other_manager", self.kv_cache_manager)
-        self.kv_cache_manager = other
-        write(self, num_blocks)
-        self.kv_cache_manager = own
+        with replaced(self, "kv_cache_manager", getattr(self, "_other_manager", self.kv_cache_manager)):
+            write(self, num_blocks)
 
     patch(FlashInferAttentionMetadata, "_create_draft_view", _create_draft_view)
     patch(FlashInferAttentionMetadata, "_write_page_table", _write_page_table)
