@@ -77,7 +77,10 @@ class Summary:
 
     @property
     def unobservable(self) -> list[str]:
-        """Invariants that had nothing to say because the engine or these workers do not show what they look at."""
+        """Invariants that had nothing to say because no scenario showed what they look at.
+
+        The engine cannot, these workers do not, or there were too few scenarios.
+        """
         return self._silent(shown=False)
 
     def _silent(self, *, shown: bool, rare: bool | None = None) -> list[str]:
@@ -179,7 +182,7 @@ class Summary:
         if self.unmet:
             yield f"nothing to compare in so few scenarios: {', '.join(self.unmet)}"
         if self.unobservable:
-            yield f"not shown by this engine with these workers: {', '.join(self.unobservable)}"
+            yield f"without a scenario that shows what they look at: {', '.join(self.unobservable)}"
         yield ""
         for event in self.found:
             yield from finding_lines(event)
