@@ -72,7 +72,7 @@ class Summary:
 
     @property
     def unmet(self) -> list[str]:
-        """Relations without a pair in so few scenarios that this says nothing: a pair takes several rare draws."""
+        """Relations that found no scenario with a twin, among too few scenarios for that to mean anything."""
         return self._silent(shown=True, rare=True)
 
     @property
@@ -84,6 +84,11 @@ class Summary:
         return self._silent(shown=False)
 
     def _silent(self, *, shown: bool, rare: bool | None = None) -> list[str]:
+        """Invariants that had nothing to say.
+
+        shown  those whose fields some scenario showed, or the others
+        rare   relations that too few scenarios have been asked for, or the others; None for both
+        """
         total = self.total
         if self.seconds is None:
             return []  # it may have had no time to show or to reach them
