@@ -29,6 +29,7 @@ from engines.portable.observation import Observer
 from fuzz.on_device import DeviceHunt
 from museum import BUGS, seeded
 from scenarios import WORKERS, Phase
+from scenarios.backends import runs_on
 from tests.museum.scenario_of import scenario_of
 from tests.wrong_inside import ROW, WORKER, wrong_inside
 
@@ -53,11 +54,8 @@ def hunt() -> DeviceHunt:
     return DeviceHunt(PortableEngine("cuda"))
 
 
-@pytest.mark.parametrize("backend", ["TRTLLM", "DSA"])
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize(("worker", "backend"), [(w, b) for b in ("TRTLLM", "DSA") for w in WORKERS if runs_on(w, b)])
 def test_clean(worker: str, backend: str) -> None:
-    if backend == "DSA" and not WORKERS[worker].sparse:
-        backend = "TRTLLM"
     checked = hunt()
     assert checked.run(serving(worker, batch=6, draft_len=3, steps=4, backend=backend)) is None
     assert checked.read() is None

@@ -20,6 +20,7 @@ from benchmarks.gpu.serving import serving
 from engines import kernels, run
 from engines.portable import PortableEngine
 from scenarios import WORKERS, Scenario
+from scenarios.backends import runs_on
 from tests.kernel_comparisons import COMPARISONS, Comparison
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -37,11 +38,8 @@ def scenario_of(worker: str, backend: str) -> Scenario:
     return replace(scenario, config=replace(scenario.config, graph_warmup_runs=0))
 
 
-@pytest.mark.parametrize("backend", ["TRTLLM", "DSA"])
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize(("worker", "backend"), [(w, b) for b in ("TRTLLM", "DSA") for w in WORKERS if runs_on(w, b)])
 def test_same_traces(worker: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if backend == "DSA" and not WORKERS[worker].sparse:
-        backend = "TRTLLM"
     scenario = scenario_of(worker, backend)
     engine = PortableEngine("cuda")
     assert kernels.default("cuda") == "triton"
