@@ -93,6 +93,7 @@ MISTAKES = [
     "fuzz --max-time soon",
     "replay nosuch",
     "replay nosuch.json",
+    "replay .",
     "replay bad.json",
     "replay site.json",
     "replay finding.json",
