@@ -112,7 +112,8 @@ class Search:
         batch = Batch()
         opening = number == 0 and bool(self.unit.faults) and not self.unit.plain
 
-        @seed(self.unit.seed * 1_000_003 + number)
+        # Of its own for each worker: with one seed for all, a campaign would draw the same shapes ten times over.
+        @seed(f"{self.unit.worker} {self.unit.seed} {number}")
         @settings(
             max_examples=min(OPENING if opening else BATCH, self.unit.max_cases - self.cases),
             database=None,
