@@ -49,9 +49,11 @@ class Journal:
     def case(self, case: Case) -> Iterator[None]:
         """Note the case before the block and forget it after, unless the process dies in between or it is kept.
 
-        Cases inside the block are not noted: what it is about is the outer one, which is being judged or shrunk.
+        Cases inside the block are not noted: what it is about is the outer one, which is being judged or shrunk. But
+        each is a sign of life, by the time at which the file was changed.
         """
         if self._held:
+            os.utime(self._file)
             yield
             return
         value = {

@@ -100,6 +100,15 @@ def test_a_case_under_judgement_is_not_replaced_by_those_run_for_it(tmp_path: Pa
     journal.close()
 
 
+def test_a_case_that_is_run_for_another_is_a_sign_of_life(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "1.json")
+    with journal.case(CASE):
+        os.utime(journal.path, (0, 0))
+        with journal.case(CASE):
+            assert journal.path.stat().st_mtime > 0
+    journal.close()
+
+
 def test_a_sweep_passes_over_what_is_no_journal(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "dangling.json").symlink_to(tmp_path / "nowhere")
