@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import typer
 
+from engines.base import run as run_scenario
 from fuzz import acceptance, doctor, listing
 from fuzz import leaks as triage
 from fuzz.campaign import CampaignPlan, Lanes, campaign
@@ -29,6 +30,7 @@ from fuzz.provenance import misread_rows, provenance_lines
 from fuzz.replay import Replay, replay
 from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary
 from fuzz.scope import Scope, Slice, asks, slices
+from fuzz.small import small_scenario
 from fuzz.store import Store
 from fuzz.subject import Subject, find_subject, read_subject
 from fuzz.sweep_plan import UNIT_POINTS, Slices
@@ -153,7 +155,7 @@ def museum(
     summary = MuseumSummary([BUGS[id] for id in bugs])
     if processes == 1:
         # Torch imports much of itself in the first capture; no defect should be charged for that.
-        listing.sites(target)
+        run_scenario(load(target.engine, target.device), small_scenario(units[0].worker))
     start = _start("museum", target, cases=budget * len(bugs))
     _hunt(start, Lanes(units, cases=budget), processes, summary)
     if baseline:
