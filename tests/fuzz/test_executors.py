@@ -140,13 +140,13 @@ def test_a_process_that_hangs_is_killed(running: Path, monkeypatch: pytest.Monke
     assert "gave no sign of life for 2 s" in found.finding.violation.message
 
 
-def test_a_process_whose_events_wait_to_be_read_does_not_hang(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_events_wait_to_be_read_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = multiprocessing.Pipe()
     theirs.send_bytes(encode(UnitFinished(worker="PARDWorker")))
     process: Any = None
-    spawned = Spawned(1, running, stall=0.0)
-    spawned._members.append(executors._Member(process, ours, running / "none.json", unit(), heard=-1.0))
-    # They arrived after it was last looked at who has sent some.
+    spawned = Spawned(1, tmp_path, stall=0.0)
+    spawned._members.append(executors._Member(process, ours, tmp_path / "none.json", unit(), heard=-1.0))
+    # They arrived since it was last asked who has sent some.
     monkeypatch.setattr(executors, "wait", lambda connections, timeout: [])
     assert list(spawned._listen()) == []
 
