@@ -120,6 +120,17 @@ def test_a_sweep_passes_over_what_is_no_journal(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_sweep_passes_over_what_it_may_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "1.json").touch()
+
+    def look(path: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr("fuzz.journal.is_journal", look)
+    assert swept(tmp_path) == []
+    assert (tmp_path / "1.json").exists()
+
+
 def test_a_case_that_is_nested_too_deeply_is_none(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text('{"engine": ' + "[" * 100_000)
     assert swept(tmp_path) == []
