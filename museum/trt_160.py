@@ -1,6 +1,7 @@
 """TRT-160: compressed attention, where counts, windows, slots and tables each follow something that changes in a step.
 
-A number of ours: upstream's subclass for DeepSeek-V4 has the places in which DSA's metadata failed, and more of them.
+An entry of this suite's own: upstream's subclass for DeepSeek-V4 has the places in which DSA's metadata failed, and
+more of them.
 """
 
 from __future__ import annotations

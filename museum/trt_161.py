@@ -1,7 +1,7 @@
 """TRT-161: page tables as arrays, and views of them for drafters: what a view shares, and what it has to follow.
 
-A number of ours. Two of upstream's own habits are among them: the view is not refreshed between two forwards, and its
-draft loop writes into the target's lengths.
+An entry of this suite's own. Two of upstream's habits are in it: the view is not refreshed between two forwards, and
+its draft loop writes into the target's lengths.
 """
 
 from __future__ import annotations
