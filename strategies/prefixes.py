@@ -13,7 +13,7 @@ from strategies.layout import pages
 from strategies.sizes import prompt_lens
 
 _REUSES: Final = (False, False, True)
-_APART: Final = (False, True)
+_APART: Final = (False, True, True)
 _LONG_PAGE: Final = 4
 """Tokens that a page has at most where it is to be reused."""
 _FEW: Final = 4
@@ -39,10 +39,12 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
         blocks = pages(config.num_blocks * config.tokens_per_block, size)
         config = replace(config, tokens_per_block=size, num_blocks=blocks)
     size, block = config.draft_tokens_per_block, config.tokens_per_block
-    apart = bool(size) and block % 2 == 0 and choose(draw, _APART)
-    if size and (apart or block % size):
+    wanted = size
+    if size and block % 2 == 0 and choose(draw, _APART):
+        wanted = block + block // 2
+    elif size and block % size:
         wanted = 2 * block if size > block else block if block % 2 else block // 2
-        wanted = block + block // 2 if apart else wanted
+    if wanted != size:
         blocks = pages(config.draft_num_blocks * size, wanted)
         config = replace(config, draft_tokens_per_block=wanted, draft_num_blocks=blocks)
     return _with_small_pool(draw, replace(config, enable_block_reuse=True))

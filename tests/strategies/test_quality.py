@@ -167,6 +167,16 @@ FAULTED: dict[str, tuple[int, Situation]] = {
         250,
         lambda s, _: s.config.error_budget == 0 and s.steps[-1].fault is not None and not s.steps[-1].phase.is_startup,
     ),
+    "the failure that is one too many is not the first": (
+        500,
+        lambda s, _: (
+            0 < s.config.error_budget < 8 and sum(t.fault is not None for t in s.steps) > s.config.error_budget
+        ),
+    ),
+    "start-up fails, then serving": (
+        500,
+        lambda s, _: any(a.fault and a.phase.is_startup and b.fault for a, b in zip(s.steps, s.steps[1:])),
+    ),
     "the 100th occurrence or later": (100, lambda s, _: any(t.fault and t.fault.occurrence >= 100 for t in s.steps)),
 }
 
