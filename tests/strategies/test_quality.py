@@ -175,7 +175,7 @@ FAULTED: dict[str, tuple[int, Situation]] = {
     ),
     "start-up fails, then serving": (
         500,
-        lambda s, _: any(a.fault and a.phase.is_startup and b.fault for a, b in zip(s.steps, s.steps[1:])),
+        lambda s, _: {t.phase.is_startup for t in s.steps if t.fault} == {True, False},
     ),
     "the 100th occurrence or later": (100, lambda s, _: any(t.fault and t.fault.occurrence >= 100 for t in s.steps)),
 }
