@@ -82,17 +82,18 @@ def prompt_lens(config: Config, most: int) -> tuple[int, ...]:
     """Prompt lengths of 1..``most``, shortest first, then ``most`` itself, which fills the room there is.
 
     They lie around the first block boundaries, from K + 1 before to 1 after, and around ``max_seq_len`` and
-    ``max_num_tokens``: one token beyond the latter leaves a tail of one token for the second chunk.
+    ``max_num_tokens``: one token beyond the latter leaves a tail of one token for the second chunk. A third of them
+    reach a near ``max_seq_len`` with the drafts that they feed.
     """
     table = _prompt_lens(config)
     within = table[: bisect_right(table, most)]
     whole = within if most > NEAR or within[-1] == most else (*within, most)
-    return whole + _last_steps(config, most)
+    return whole + _last_steps(config, most) * (len(whole) // 2)
 
 
 @lru_cache(maxsize=1024)
 def _last_steps(config: Config, most: int) -> tuple[int, ...]:
-    """Prompts of a request that feeds its drafts once and then has no room for them, where ``max_seq_len`` is near.
+    """The prompt of a request that feeds its drafts once and then has no room for them, where ``max_seq_len`` is near.
 
     It is granted pages beyond the longest request there can be, which tables must have columns for.
     """
@@ -101,7 +102,7 @@ def _last_steps(config: Config, most: int) -> tuple[int, ...]:
     last = longest - width
     if longest > NEAR or not max(1, config.least_history) <= last <= most:
         return ()
-    return (last,) * 4
+    return (last,)
 
 
 def chunk_lens(config: Config, past: int, left: int, most: int) -> tuple[int, ...]:
