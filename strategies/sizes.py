@@ -54,10 +54,11 @@ def draft_lens(config: Config, *, of_dummies: bool = False) -> tuple[int, ...]:
     """Runtime draft lengths K of a configuration: 1, then 0, then the rest; 0 and the maximum twice.
 
     K = 0 and a change through it (K, 0, K) left the drafter without the tokens in between (PR #16888). For dummies,
-    which have no later step, all that the worker has. Where generations differ in how many they verify, longer ones.
+    which have no later step, all that the worker has. Where generations differ in how many they verify, longer ones;
+    also where requests soon reach ``max_seq_len``, which drafts are granted pages beyond.
     """
     low, high = config.min_draft_len if of_dummies else least_draft_len(config), config.max_draft_len
-    more = (high, high) if config.ragged_verify else (0, high)
+    more = (high, high) if config.ragged_verify or config.max_seq_len <= NEAR else (0, high)
     return tuple(k for k in (1, 0, *range(2, high + 1), *more) if k >= low) if low < high else (high,)
 
 
