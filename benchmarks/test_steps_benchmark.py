@@ -38,16 +38,19 @@ def serving(worker: str, steps: int = 12) -> Scenario:
 
 
 def bare(scenario: Scenario) -> Any:
+    """Run it with nothing observed."""
     return run(ENGINE, scenario, observe=False)
 
 
 def verified(scenario: Scenario) -> Any:
+    """Run it with a full trace, and ask all invariants over one run."""
     verdict = verify(scenario, lambda s: run(ENGINE, s), relations=False)
     assert not verdict.violations
     return verdict
 
 
 def recording(scenario: Scenario) -> Any:
+    """Run it with fault sites counted, at seams and torch calls."""
     return run(ENGINE, scenario, observe=False, record=[SEAMS, TORCH])
 
 

@@ -21,6 +21,7 @@ K = 4
 
 
 def sixteen_generating() -> Schedule:
+    """A schedule behind the prefill of 16 requests, all of which generate from then on."""
     config = Config(worker="Eagle3OneModelWorker", max_draft_len=K, max_num_requests=16, num_blocks=256)
     schedule = Schedule(config, tuple(Request(id=i, prompt_len=5) for i in range(16)))
     schedule.advance(Step(draft_len=K, contexts=tuple(Context(request=i, chunk=5) for i in range(16))))
@@ -28,6 +29,7 @@ def sixteen_generating() -> Schedule:
 
 
 def plain_layouts() -> st.SearchStrategy[list[Generation]]:
+    """A layout of as many generations, out of Hypothesis's own strategies."""
     agree = st.lists(st.integers(0, K), min_size=16, max_size=16)
     return st.builds(
         lambda order, agree: [Generation(request=r, agree=a) for r, a in zip(order, agree, strict=True)],

@@ -39,10 +39,11 @@ class Engine(Protocol):
     """A system under test.
 
     ``name`` is "portable" or "tensorrt_llm"; ``device`` as in ``Trace.device``; ``backends`` are the attention
-    backends that it can drive, keys of ``scenarios.BACKENDS``. An engine that has some of the ways to accept and to
-    read drafts names them in an attribute ``variants``, see ``scenarios.acceptance.VARIANTS``. One that has
-    ``plain_caches`` set refuses separate draft KV caches, ``kv_cache_manager`` other than V1 and ``host_offload``;
-    searches then draw none of them.
+    backends that it can drive, keys of ``scenarios.BACKENDS``.
+
+    An engine may have two more attributes, which tell searches what to draw. ``variants`` names the fields of
+    ``scenarios.acceptance.VARIANTS`` that it supports, none without the attribute. With ``plain_caches`` set it refuses
+    separate draft KV caches, ``kv_cache_manager`` other than V1 and ``host_offload``.
     """
 
     name: str

@@ -53,9 +53,13 @@ class CompressedTracer(Tracer):
 
     @unseen
     def store_compressed(self, pool: Tensor, slots: Tensor, values: Tensor, exists: Tensor) -> None:
-        """Write to their slots as many ``values``, from the first on, as there are that ``exists``, bool [values]."""
+        """Write those of the ``values`` that exist to their slots.
+
+        slots, values  int64 [n]
+        exists         bool [n]: True for the first ones, False for all behind them
+        """
         count = exists.sum()
-        # The last one again in place of those behind it: as many writes in every forward, and no two of them differ.
+        # A graph makes n writes in every replay: those behind the last one that exists write that one again.
         place = torch.minimum(torch.arange(len(values), device=pool.device), (count - 1).clamp(min=0))
         slots, values = slots.index_select(0, place), values.index_select(0, place)
         pool.view(-1).scatter_(0, slots, torch.where(count > 0, values, torch.take(pool, slots)))

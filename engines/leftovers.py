@@ -99,13 +99,13 @@ class _Accesses:
         """Whether an attribute still has its left-over value."""
         return field in self.attributes.values() and field not in self.first
 
-    def use(self, tensor: torch.Tensor, overwrites: bool) -> None:
-        """Note what all elements of ``tensor`` being read, or written over, means for the tensors under watch."""
+    def use(self, tensor: torch.Tensor, index: Any, overwrites: bool) -> None:
+        """Note that the elements of ``tensor[index]`` are read, or written over."""
         storage = tensor.untyped_storage().data_ptr()
         for field, (watched, left) in self.elements.items():
             if field in self.first or watched != storage:
                 continue
-            touched = left & _offsets(tensor)
+            touched = left.intersection(_offsets(tensor, index))
             if not touched or _observing():
                 continue
             if not overwrites:
@@ -115,11 +115,19 @@ class _Accesses:
                 self.note(field, REWRITTEN)
 
 
-def _offsets(tensor: torch.Tensor) -> set[int]:
-    offsets = {int(tensor.storage_offset())}
+def _offsets(tensor: torch.Tensor, index: Any) -> list[int]:
+    """Offsets into its storage of the elements of ``tensor[index]``, whatever kind of index it is."""
+    offsets = [int(tensor.storage_offset())]
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        offsets = {o + i * stride for o in offsets for i in range(size)}
-    return offsets
+        offsets = [o + i * stride for o in offsets for i in range(size)]
+    if index is ...:
+        return offsets
+    # On the host: a graph may be under capture, which numbers and slices must not disturb.
+    with torch._C.DisableTorchFunction():
+        parts = index if isinstance(index, tuple) else (index,)
+        on_host = tuple(part.cpu() if isinstance(part, torch.Tensor) else part for part in parts)
+        chosen: list[int] = torch.tensor(offsets).reshape(tensor.shape)[on_host].flatten().tolist()
+        return chosen
 
 
 def _frames() -> Iterator[FrameType]:
@@ -158,15 +166,9 @@ class _TensorUse(TorchFunctionMode):
             operands = [*args, *(kwargs or {}).values()]
             for position, value in enumerate(operands):
                 if isinstance(value, torch.Tensor):
-                    target = _part(args) if name == "__setitem__" and position == 0 else value
-                    self._accesses.use(target, overwrites=position == 0 and name in _OVERWRITES)
+                    index = args[1] if name == "__setitem__" and position == 0 else ...
+                    self._accesses.use(value, index, overwrites=position == 0 and name in _OVERWRITES)
         return func(*args, **(kwargs or {}))
-
-
-def _part(args: tuple[Any, ...]) -> torch.Tensor:
-    """The elements that ``__setitem__`` writes; all of the tensor for an index that makes no view."""
-    tensor: torch.Tensor = args[0]
-    return tensor[args[1]] if isinstance(args[1], (int, slice)) else tensor
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The tracer model over page tables that are arrays, and over the page of each sequence that the host knows.
+"""The tracer model for FLASHINFER, whose page tables are arrays, and for VANILLA, whose lengths only the host knows.
 
-As ``engines.tracer``; where rows are written and how far they see is said apart, as by such backends.
+As ``engines.tracer``, but where rows are written and how far they see are two arguments, as FLASHINFER says them apart.
 """
 
 from __future__ import annotations
@@ -51,4 +51,4 @@ class ViewTracer(Tracer):
 
 
 class HostTracer(Tracer):
-    """The target where the host knows all lengths."""
+    """The target of VANILLA. It computes what its base does; its class says which backend it is for."""

@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give ``owner`` another attribute ``name`` while inside."""
+    """Let attribute ``name`` of ``owner`` be ``value`` while inside."""
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:

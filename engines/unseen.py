@@ -1,4 +1,8 @@
-"""Functions that stand for kernels of a model: no torch function mode sees what they call, a graph has each as one."""
+"""Functions that stand for kernels of a model.
+
+Torch function modes, and with them fault sites, do not see what these functions call, and an emulated graph records
+each of them as one operation.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ T = TypeVar("T")
 
 
 class Kernels:
-    """``record``, while a graph is recorded that is emulated: runs a kernel and notes it. None at other times."""
+    """``record`` runs a kernel and notes it, while an emulated graph is recorded; None at other times."""
 
     record: ClassVar[Callable[[Callable[[], Any]], Any] | None] = None
 
 
 def unseen(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a kernel of a function: what it does depends on its arguments alone, tensors and what holds some."""
+    """Make a kernel of a function whose effect depends on its arguments alone: tensors, and objects that hold some."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

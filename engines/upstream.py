@@ -1,4 +1,7 @@
-"""What the engine ``tensorrt_llm`` drives and where it is told to find it; without torch, for those who only plan."""
+"""What the engine ``tensorrt_llm`` drives, and which variable names its source.
+
+Imports no torch, so that a campaign can be planned before an engine is loaded.
+"""
 
 from __future__ import annotations
 

@@ -62,6 +62,7 @@ class Lines:
         surveyed: dict[int, tuple[CodeType, dict[int, str]]] = {}
 
         def on_line(code: CodeType, line: int) -> Any:
+            """Visit the site of a line that is about to run; a line that is none is not reported again."""
             known = surveyed.get(id(code))
             if known is None:
                 known = surveyed[id(code)] = code, self._sites(code, restoring)

@@ -180,6 +180,7 @@ class Sites:
         restores = seam.site_class is SiteClass.RESTORE
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            """The call, with its listeners around it; a fault that is due is raised in its place."""
             if before is not None:
                 self._listen(seam, before, args, kwargs)
             visit = visitors.get(site_class)

@@ -80,7 +80,7 @@ def line_site(path: str, number: int) -> str:
 def parse_line_site(site: str) -> tuple[str, int]:
     """Path and line number of a line site; ``ScenarioError`` when ``site`` names no line."""
     path, _, number = site.removeprefix(_LINE_PREFIX).rpartition(":")
-    if family(site) is not LINES or not path or not number.isdecimal():
+    if family(site) != LINES or not path or not number.isdecimal():
         raise ScenarioError("fault.site", f"{site!r} names no source line", "write line:PATH:NUMBER")
     return path, int(number)
 

@@ -42,10 +42,9 @@ def restore_lines(filename: str) -> tuple[frozenset[int], frozenset[int]]:
     restoring: set[int] = set()
     entering: set[int] = set()
     for node in ast.walk(ast.parse("".join(linecache.getlines(filename)))):
-        body: list[ast.stmt] = []
-        if isinstance(node, ast.Try):
-            body = node.finalbody
-        elif isinstance(node, ast.FunctionDef) and node.name == "__exit__":
+        # Both kinds of ``try`` have it; ``except*`` is from 3.11 on.
+        body: list[ast.stmt] = getattr(node, "finalbody", [])
+        if isinstance(node, ast.FunctionDef) and node.name == "__exit__":
             body = node.body
         elif isinstance(node, (ast.With, ast.AsyncWith)):
             entering.add(node.lineno)

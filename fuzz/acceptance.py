@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from engines.base import Engine, run
+from fuzz.report import table
+from museum import seeded
 from scenarios import BACKENDS, Config, Context, Generation, Request, Scenario, Step, Trace, UsageError, check
 
 _PROMPT = 40
@@ -69,24 +70,16 @@ Row = tuple[str, Acceptance]
 
 
 def measure(engine: Engine, asked: Asked) -> list[Row]:
-    """Serve each batch for as many steps as it takes."""
+    """Serve each batch for as many steps as it takes: first on the engine as it is, then with the defect, if any."""
     rows = []
-    for bug in (None, asked.bug)[: 1 if asked.bug is None else 2]:
+    for bug in dict.fromkeys((None, asked.bug)):
         for batch in asked.batches:
             for draft_len in asked.draft_lens:
                 scenario = _scenario(asked, batch, draft_len)
-                with _seeded(bug):
+                with seeded(bug):
                     trace = run(engine, scenario)
                 rows.append((bug or "as it is", _count(trace, batch, draft_len, len(scenario.steps))))
     return rows
-
-
-def _seeded(bug: str | None) -> AbstractContextManager[object]:
-    if bug is None:
-        return nullcontext()
-    from museum import seeded
-
-    return seeded(bug)
 
 
 def _scenario(asked: Asked, batch: int, draft_len: int) -> Scenario:
@@ -144,8 +137,6 @@ def _count(trace: Trace, batch: int, draft_len: int, steps: int) -> Acceptance:
 
 def lines(cells: Sequence[Row]) -> Iterator[str]:
     """The table, one row per engine, batch and draft length."""
-    from fuzz.report import table
-
     deepest = max(cell.draft_len for _, cell in cells)
     head = ("engine", "batch", "K", *(f"depth {depth}" for depth in range(1, deepest + 1)), "length")
     rows: list[tuple[object, ...]] = []

@@ -15,7 +15,7 @@ from scenarios import dumps, loads
 
 
 def death(case: Case, seconds: float) -> str | None:
-    """Run a case in a process of its own; how that ended, None if it survived. It has so many seconds."""
+    """Run a case in a process of its own, for ``seconds`` at most; how that ended, None if it survived."""
     process = multiprocessing.get_context("spawn").Process(
         target=run_once, args=(case.engine, case.device, case.bug, dumps(case.scenario))
     )

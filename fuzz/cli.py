@@ -381,7 +381,7 @@ def list_(
     """List workers, metadata, invariants, fault sites or defects."""
     from fuzz import commands, listing, options
 
-    target = options.target(engine=engine, device=device, faults=faults, worker=worker)
+    target = options.target(engine=engine, device=device, faults=faults, worker=worker, source=trtllm_source)
     return commands.list_rows(listing.rows(what, target), commands.Output(as_json=as_json))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import typer
 
+from engines.base import run as run_scenario
 from fuzz import acceptance, doctor, listing
 from fuzz import leaks as triage
 from fuzz.campaign import CampaignPlan, Lanes, campaign
@@ -29,6 +30,7 @@ from fuzz.provenance import misread_rows, provenance_lines
 from fuzz.replay import Replay, replay
 from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary
 from fuzz.scope import Scope, Slice, asks, slices
+from fuzz.small import small_scenario
 from fuzz.store import Store
 from fuzz.subject import Subject, find_subject, read_subject
 from fuzz.sweep_plan import UNIT_POINTS, Slices
@@ -45,8 +47,7 @@ UNIT_CASES: Final = 1000
 """Most scenarios of one unit in a campaign that ends by time."""
 SHARES: Final = 4
 """Units that each lane of such a campaign gets at least, so that no worker waits long for its turn."""
-SHORTEST: Final = 0.5
-LONGEST: Final = 30.0
+SHORTEST, LONGEST = 0.5, 30.0
 """Seconds of such a unit, at the least and at the most."""
 _SEED_OF_REPLICA: Final = 101
 
@@ -154,7 +155,7 @@ def museum(
     summary = MuseumSummary([BUGS[id] for id in bugs])
     if processes == 1:
         # Torch imports much of itself in the first capture; no defect should be charged for that.
-        listing.sites(target)
+        run_scenario(load(target.engine, target.device), small_scenario(units[0].worker))
     start = _start("museum", target, cases=budget * len(bugs))
     _hunt(start, Lanes(units, cases=budget), processes, summary)
     if baseline:
@@ -304,8 +305,8 @@ def _hunt(start: CampaignStarted, plan: CampaignPlan, processes: int, listener: 
     """Run a campaign; Ctrl-C or SIGTERM ends it early, and what it has found so far stands."""
     store = Store()
     store.prepare()
-    for path in store.misplaced():
-        typer.echo(f"specfuzz: {path}: is no file, and is passed over; remove it", err=True)
+    for sentence in store.misplaced():
+        typer.echo(f"specfuzz: {sentence}", err=True)
     listener.interrupted += map(str, store.take_interrupted())
     listener.feed(start)
     executor: Executor = InProcess(store.running) if processes == 1 else Spawned(processes, store.running)

@@ -20,9 +20,7 @@ ENGINES: Final = {
 }
 """Name -> ``module:class``. A name with a colon is taken as such a place itself."""
 DEVICES: Final = ("cpu", "cuda")
-
-
-_NAME: Final = "name a class like engines.base.Engine"
+_REMEDY: Final = "name a class like engines.base.Engine"
 
 
 def check_name(name: str, device: str) -> None:
@@ -54,11 +52,11 @@ def load(name: str, device: str) -> Engine:
         raise
     except Exception as error:
         raise UsageError(
-            f"--engine: {name}(device={device!r}) raises {type(error).__name__}: {error}; {_NAME}"
+            f"--engine: {name}(device={device!r}) raises {type(error).__name__}: {error}; {_REMEDY}"
         ) from error
     missing = [field for field in ("name", "device", "backends", "open") if not hasattr(engine, field)]
     if missing:
-        raise UsageError(f"--engine: {name!r} is no engine, as it has no {missing[0]!r}; {_NAME}")
+        raise UsageError(f"--engine: {name!r} is no engine, as it has no {missing[0]!r}; {_REMEDY}")
     return cast(Engine, engine)
 
 

@@ -28,7 +28,7 @@ class Tally:
     planned, fired   faults in steps that were reached, and how often they were raised
     reached, held    invariant -> how often it had something to say, and was right
     observed         fields of ``scenarios.FIELDS`` that the engine showed
-    memory           MiB that the process has had resident at most, 0 where it is the process of whoever asked
+    memory           MiB that the process has had resident at most, 0 for a search in the calling process
     """
 
     cases: int = 0

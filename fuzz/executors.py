@@ -245,7 +245,8 @@ class Spawned:
                 if isinstance(event, BatchFinished):
                     member.cases += event.tally.cases
                 yield member, event
-            elif member.silence() > self.stall:
+            # What another one's burial took may have kept its events waiting.
+            elif member.silence() > self.stall and not member.connection.poll():
                 yield from self._bury(member, f"gave no sign of life for {self.stall:g} s")
 
     def _bury(self, member: _Member, cause: str | None) -> Iterator[tuple[_Member, Event]]:

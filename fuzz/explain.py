@@ -67,6 +67,8 @@ def _prompt(request: Request) -> str:
 def scenario_lines(scenario: Scenario, failing: int | None = None) -> Iterator[Line]:
     """A scenario on at most a screen; the steps around the failing one are kept."""
     yield Line(f"scenario: {_config(scenario.config)}")
+    if scenario.note:
+        yield Line(f"  note: {' '.join(scenario.note.split())}")
     if scenario.requests:
         prompts = ", ".join(map(_prompt, scenario.requests))
         yield Line(f"  requests (prompt tokens): {prompts}")

@@ -46,7 +46,7 @@ MODES: Final = {
 MODULES: Final = ("tensorrt_llm._torch.speculative.", "tensorrt_llm._torch.attention")
 """How the names of the modules begin whose calls of torch functions count."""
 _MARKER: Final = re.compile(r"# \[([\w +-]+)\]\n")
-
+"""A line of the template that says for what the lines after it are."""
 
 Shown = tuple[int, Step, list[RowPlan]]
 """A step of the file: its index in the scenario, the step, and the lengths of its rows."""

@@ -47,9 +47,14 @@ def check_writable(folder: Path, setting: str) -> None:
 
 
 def json_files(folder: Path) -> list[Path]:
-    """The JSON files in a folder of the state, by name; none if there is no such folder.
+    """The JSON files in a folder of the state, by name; none if there is no such folder."""
+    return [path for path in visible(folder) if path.name.endswith(".json")]
 
-    Raises ``UsageError`` for one that cannot be read, where ``Path.glob`` finds nothing.
+
+def visible(folder: Path) -> list[Path]:
+    """What is in a folder of the state, by name, but for files that are being written, which begin with a dot.
+
+    Raises ``UsageError`` for a folder that cannot be read, where ``Path.glob`` finds nothing.
     """
     try:
         names = sorted(os.listdir(folder))
@@ -59,7 +64,7 @@ def json_files(folder: Path) -> list[Path]:
         raise UsageError(
             f"{HOME}: {folder} cannot be read ({error.strerror}); make it readable, or name another folder"
         ) from error
-    return [folder / name for name in names if name.endswith(".json") and not name.startswith(".")]
+    return [folder / name for name in names if not name.startswith(".")]
 
 
 def not_writable(setting: str, folder: Path, error: OSError) -> UsageError:

@@ -13,9 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from fuzz.files import HOME, not_writable
 from scenarios import Scenario, scenario_from_json, scenario_to_json
+
+_BEGIN: Final = b'{"engine": '
+"""How the text of every case begins."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,11 @@ class Journal:
     def case(self, case: Case) -> Iterator[None]:
         """Note the case before the block and forget it after, unless the process dies in between or it is kept.
 
-        Cases inside the block are not noted: what it is about is the outer one, which is being judged or shrunk.
+        Cases inside the block are not noted: what it is about is the outer one, which is being judged or shrunk. But
+        each is a sign of life, by the time at which the file was changed.
         """
         if self._held:
+            os.utime(self._file)
             yield
             return
         value = {
@@ -93,6 +99,19 @@ def _locked(path: Path) -> int:
         os.close(file)
 
 
+def is_journal(path: Path) -> bool:
+    """Whether the file can be that of a process: a regular one, empty or with a case, which may be cut short.
+
+    Raises ``OSError`` for a file that is gone, or that may not be read.
+    """
+    if not path.is_file():
+        path.lstat()
+        return False  # a pipe would be waited for
+    with path.open("rb") as file:
+        begin = file.read(len(_BEGIN))
+    return _BEGIN.startswith(begin)
+
+
 def read_case(path: Path) -> Case | None:
     """The case in a journal; None if it is empty or cut short, for then the case had not begun."""
     try:
@@ -103,14 +122,17 @@ def read_case(path: Path) -> Case | None:
 
 
 def sweep(folder: Path, keep: Callable[[Case], None]) -> None:
-    """Remove the journals of dead processes, after ``keep`` has been given the case that each was running."""
+    """Remove the journals of dead processes, after ``keep`` has been given the case that each was running.
+
+    What is no journal, or may not be opened, stays: ``Store.misplaced`` names it.
+    """
     for path in sorted(folder.glob("*.json")):
-        if not path.is_file():
-            continue  # a pipe would be waited for
         try:
+            if not is_journal(path):
+                continue
             file = os.open(path, os.O_RDWR)
         except OSError:
-            continue  # somebody else's
+            continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

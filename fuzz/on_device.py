@@ -82,16 +82,16 @@ class DeviceHunt:
                 if self._after_step is not None:
                     self._after_step(self.steps)
                 if outcome != wanted.outcome:
-                    return self._otherwise()
-            # What the last step has left to do with overlap; what it could not do then it says of that step.
+                    return self._wrong_outcome()
+            # With overlap the last step is processed here, and may fail in that.
             if [step.outcome for step in session.trace().steps] != [step.outcome for step in expected]:
-                return self._otherwise()
+                return self._wrong_outcome()
         finally:
             session.close()
         return self.read() if self.steps - self._read_at >= self._read_every else None
 
-    def _otherwise(self) -> DeviceFinding | None:
-        """The running step has ended otherwise than it should."""
+    def _wrong_outcome(self) -> DeviceFinding | None:
+        """Note that a step did not end as it should, which only the host sees, and ask the device."""
         self._mismatches.misfit("failed", 0, "outcome")
         return self.read()
 

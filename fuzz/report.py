@@ -23,8 +23,6 @@ from scenarios import WORKERS, Finding, Violation, scenario_to_json
 
 NOTHING_FOUND, FINDINGS, ERROR = 0, 1, 2
 """Exit statuses: nothing found; findings; usage, environment, the suite's own error, or nothing was verified."""
-
-
 _MANY: Final = 500
 """Scenarios from which on a run must have found a pair for each relation."""
 
@@ -74,15 +72,23 @@ class Summary:
 
     @property
     def unmet(self) -> list[str]:
-        """Relations without a pair in so few scenarios that this says nothing: a pair takes several rare draws."""
+        """Relations that found no scenario with a twin, among too few scenarios for that to mean anything."""
         return self._silent(shown=True, rare=True)
 
     @property
     def unobservable(self) -> list[str]:
-        """Invariants that had nothing to say because the engine or these workers do not show what they look at."""
+        """Invariants that had nothing to say because no scenario showed what they look at.
+
+        The engine cannot, these workers do not, or there were too few scenarios.
+        """
         return self._silent(shown=False)
 
     def _silent(self, *, shown: bool, rare: bool | None = None) -> list[str]:
+        """Invariants that had nothing to say.
+
+        shown  those whose fields some scenario showed, or the others
+        rare   relations that too few scenarios have been asked for, or the others; None for both
+        """
         total = self.total
         if self.seconds is None:
             return []  # it may have had no time to show or to reach them
@@ -181,7 +187,7 @@ class Summary:
         if self.unmet:
             yield f"nothing to compare in so few scenarios: {', '.join(self.unmet)}"
         if self.unobservable:
-            yield f"not shown by this engine with these workers: {', '.join(self.unobservable)}"
+            yield f"without a scenario that shows what they look at: {', '.join(self.unobservable)}"
         yield ""
         for event in self.found:
             yield from finding_lines(event)

@@ -270,7 +270,7 @@ class Cell:
         )
 
     def _agree(self, acceptance: str, row: int, deepest: int) -> int:
-        """The same within what the configuration lets the target agree with, where contexts have drafts at all."""
+        """As the function below, within what the configuration allows; 0 where nothing is drafted."""
         if not deepest:
             return 0
         least, most = least_agreement(self.config, deepest), most_agreement(self.config, deepest)

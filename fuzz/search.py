@@ -112,7 +112,8 @@ class Search:
         batch = Batch()
         opening = number == 0 and bool(self.unit.faults) and not self.unit.plain
 
-        @seed(self.unit.seed * 1_000_003 + number)
+        # Of its own for each worker: with one seed for all, a campaign would draw the same shapes ten times over.
+        @seed(f"{self.unit.worker} {self.unit.seed} {number}")
         @settings(
             max_examples=min(OPENING if opening else BATCH, self.unit.max_cases - self.cases),
             database=None,
@@ -172,6 +173,7 @@ class Search:
         sites = sorted({site for step in steps for site in step.sites})
 
         def make(number: int) -> Scenario:
+            """The next scenario of this search, from a number that Hypothesis draws."""
             return plain_scenario(
                 Random(f"{number} {next(numbers)}"),
                 worker=unit.worker,
@@ -273,8 +275,7 @@ class Search:
             return
         if scenario is None or not self._again(failure, scenario):
             # Nothing that could be run once more, or an engine that does something else each time.
-            text = failure.message or f"{failure.key} failed and then held in the same scenario"
-            yield self._error(failure.key, text, scenario)
+            yield self._error(failure.key, failure.message or _unrepeated(failure), scenario)
             return
         seconds = float("inf") if self.unit.max_seconds is None else SHRINK_SECONDS
         found: dict[Scenario, Failure] = {}
@@ -300,10 +301,15 @@ class Search:
             failures = [crash(error)]
         return next((again for again in failures if again.key == failure.key), None)
 
-    def _finding(self, failure: Failure, scenario: Scenario) -> FindingFound:
-        """The finding in a shrunk scenario, with what else it violates: most likely for the same reason."""
+    def _finding(self, failure: Failure, scenario: Scenario) -> FindingFound | HarnessError:
+        """The finding in a shrunk scenario, with what else it violates: most likely for the same reason.
+
+        An error where the violation does not repeat, as on an engine that does something else each time.
+        """
         verdict = verify(scenario, self._run, only=self.invariants)
-        violation = next(v for v in verdict.violations if v.invariant == failure.key)
+        violation = next((v for v in verdict.violations if v.invariant == failure.key), None)
+        if violation is None:
+            return self._error(failure.key, _unrepeated(failure), scenario)
         also = sorted({v.invariant for v in verdict.violations} - self.known)
         self.known.update(also)
         finding = Finding(
@@ -320,6 +326,10 @@ class Search:
 
     def _error(self, key: str, message: str, scenario: Scenario | None) -> HarnessError:
         return HarnessError(worker=self.unit.worker, bug=self.unit.bug, key=key, message=message, scenario=scenario)
+
+
+def _unrepeated(failure: Failure) -> str:
+    return f"{failure.key} failed and then held in the same scenario"
 
 
 def _failures(scenario: Scenario, verdict: Verdict) -> list[Failure]:

@@ -67,7 +67,7 @@ def shrink(
 
 
 def repair(scenario: Scenario) -> Scenario | None:
-    """The scenario without what can not happen in it; None if nothing is left of it."""
+    """The scenario without what cannot happen in it; None if nothing is left of it."""
     try:
         may_think = scenario.config.use_relaxed_acceptance_for_thinking
         requests = tuple(
@@ -98,7 +98,7 @@ def _possible(step: Step, schedule: Schedule) -> Step | None:
     whole = replace(step, draft_len=k, contexts=tuple(contexts), generations=tuple(generations), finish=())
     whole = kept_in_step(config, whole)
     if not _fits(whole, schedule):
-        # Fewer rows than were captured can not be replayed.
+        # Fewer rows than were captured cannot be replayed.
         phase = Phase.EAGER if step.phase is Phase.REPLAY else step.phase
         whole = kept_in_step(config, replace(whole, phase=phase, contexts=(), generations=()))
         for context in contexts:
@@ -232,9 +232,9 @@ def _smaller_graphs(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _narrower(step: Step, captured: Step, last: bool) -> Step:
-    """A replay of the captured step without its last, or its first, row; any other step as it is.
+    """A replay of the captured step with one row less; any other step as it is.
 
-    One that verifies as much as the first of the captured ones, if there is any.
+    What goes is the last, or the first, of the rows that verify as much as the first captured one, if there are any.
     """
     if step.phase is not Phase.REPLAY or not _is_as_large(step, captured):
         return step

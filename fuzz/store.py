@@ -34,8 +34,8 @@ from fuzz.events import (
     decode,
     encode,
 )
-from fuzz.files import HOME, check_writable, json_files, not_writable, write_text
-from fuzz.journal import Case, sweep
+from fuzz.files import HOME, check_writable, json_files, not_writable, visible, write_text
+from fuzz.journal import Case, is_journal, sweep
 from scenarios import Finding, UsageError, closest, finding_to_json, scenario_to_json
 
 _SCHEMA = """
@@ -55,7 +55,6 @@ CREATE TABLE IF NOT EXISTS invariant (
 CREATE TABLE IF NOT EXISTS sweep (id INTEGER PRIMARY KEY, key TEXT NOT NULL, event TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS sweep_key ON sweep (key);
 """
-
 
 _FOLDERS: Final = ("interrupted", "museum", "findings")
 """Where names are looked up; later ones win."""
@@ -83,10 +82,18 @@ class Store:
         for folder in (self.home, self.running):
             check_writable(folder, HOME)
 
-    def misplaced(self) -> list[Path]:
-        """What lies where journals belong and cannot be one: a folder, a pipe, a dangling link."""
-        # A journal whose process has just ended is gone, which is in order.
-        return [path for path in json_files(self.running) if not path.is_file() and os.path.lexists(path)]
+    def misplaced(self) -> list[str]:
+        """What a search passes over in the folder of journals, a sentence each: it is no journal, or locked away."""
+        sentences = []
+        for path in visible(self.running):
+            try:
+                if not is_journal(path) or path.suffix != ".json":
+                    sentences.append(f"{path}: is no journal of a search, and is passed over; remove it")
+            except FileNotFoundError:
+                continue  # its process has just ended
+            except OSError as error:
+                sentences.append(f"{path}: cannot be read ({error.strerror}), and is passed over")
+        return sentences
 
     def save(self, finding: Finding) -> Path:
         """Write a finding; returns its path."""
@@ -118,6 +125,7 @@ class Store:
         kept: list[Path] = []
 
         def keep(case: Case) -> None:
+            """Write the case as a scenario file."""
             value = {
                 "title": "Interrupted: the process was killed in this case",
                 "engine": case.engine,

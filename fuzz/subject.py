@@ -75,7 +75,7 @@ def find_subject(name: str, store: Store) -> Subject:
     path = Path(name)
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
         raise UsageError(f"{name[:40]}...: is too long for a name; name a JSON file or the id of a finding")
-    if not (path.is_file() or path.suffix == ".json" or "/" in name):
+    if not (path.exists() or path.suffix == ".json" or "/" in name):
         path = store.find(name)
     return read_subject(path, name)
 

@@ -21,7 +21,7 @@ class Unit:
     faults        families of fault sites to draw from, empty for clean runs only
     invariants    slugs of those to check, empty for all
     exclude       slugs of those to leave out, as their violation is known already
-    max_draft_len largest Kmax, None for what the strategies like
+    max_draft_len largest Kmax, None for ``fuzz.search.MAX_DRAFT_LEN``
     bug           defect to seed into the portable engine
     first         whether to stop at the first finding
     lane          which of the campaign's parallel lines of work it continues

@@ -7,10 +7,8 @@ from typing import Final
 
 from engines.portable.sparse_observation import DEVICE_TENSORS
 from engines.tensorrt_llm import TensorrtLlmEngine
+from gpu_tests.driving import OWN
 from scenarios import Phase, Scenario, StepTrace, Trace
-
-OWN: Final = {"identity", "worker_state"}
-"""Labels of tensor objects, which differ from run to run."""
 
 RECORDED: Final = {"kv_lens_cuda", "ctx_len", *DEVICE_TENSORS, "slot_owners"}
 """What a capture that fails has recorded and not done, and its emulation has done."""

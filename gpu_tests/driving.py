@@ -28,7 +28,7 @@ from scenarios import (
 DEVICE = "cuda"
 """Where sessions are opened unless they are told; looked up then, so that the machinery here can be tried on a CPU."""
 K: Final = 3
-OWN: Final = ("identity", "worker_state")
+OWN: Final = {"identity", "worker_state"}
 """Labels of tensor objects, which differ from run to run."""
 
 RECORDED: Final = ("kv_lens_cuda", "ctx_len", "force_accept_counter", "matchers", "relaxed_delta_left")

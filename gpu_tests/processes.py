@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 110
+"""Most of a process; then it is ended, and the test with it."""
 
 
 def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,8 +13,9 @@ ONE_GPU: Final = "needs 2 GPUs"
 """Allowed as long as one is enough (``--require-gpus 1``)."""
 NO_SUCH_OPTION: Final = "this torch has no such option"
 NO_SOURCE: Final = "no source of TensorRT-LLM is given"
+OLD_PYTHON: Final = "needs Python 3.12"
 KNOWN_CRASH: Final = "known to crash"
-_ALLOWED: Final = (NO_SUCH_OPTION, NO_SOURCE, KNOWN_CRASH)
+_ALLOWED: Final = (NO_SUCH_OPTION, NO_SOURCE, OLD_PYTHON, KNOWN_CRASH)
 
 
 def missing(gpus: int) -> str | None:

@@ -3,7 +3,8 @@
 What is verified:
 
 1. Nothing is skipped unless no source is given in ``SPECFUZZ_TRTLLM_SOURCE`` (a checkout of NVIDIA/TensorRT-LLM; no
-   build is needed); the table of the run then says so. Without a CUDA device every test fails.
+   build is needed), or Python is older than 3.12 where 4 says so; the table of the run then says it. Without a CUDA
+   device every test fails.
 2. Whatever the doctor calls drivable is driven: each worker lives through general warm-up, the warm-up runs and the
    capture of a CUDA graph, prompts, mixed batches, generations and a replay of that graph. A worker that the class
    guard of PR #16382 rejects is reported as rejected, and driven without the guard.
@@ -36,7 +37,7 @@ from engines.tensorrt_llm.leftovers import evidence
 from engines.tensorrt_llm.source import HOW_TO_PROVIDE
 from engines.upstream import DRIVEN, SOURCE_VARIABLE
 from gpu_tests.comparison import assert_same, drivable, values
-from gpu_tests.requirements import NO_SOURCE
+from gpu_tests.requirements import NO_SOURCE, OLD_PYTHON
 from gpu_tests.sampling import Sampled
 from invariants import verify
 from scenarios import WORKERS, Phase, Scenario, Trace, check
@@ -191,7 +192,7 @@ def test_a_fault_at_any_line_leaves_the_state_of_the_emulation(
     cuda: TensorrtLlmEngine, emulated: TensorrtLlmEngine, worker: str, sampled: Sampled
 ) -> None:
     if sys.version_info < (3, 12):
-        pytest.skip("line sites need Python 3.12")
+        pytest.skip(f"{OLD_PYTHON}, for faults at source lines")
     scenario = without_startup(life(worker))
     sites = run(emulated, scenario, record=[LINES]).steps[1].sites
     files = {site.split(":")[1] for site in sites}

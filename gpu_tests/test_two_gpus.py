@@ -18,19 +18,17 @@ import socket
 import subprocess
 import sys
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gpu_tests.processes import ROOT, SECONDS
 from gpu_tests.ranks import OVERLAP
 from gpu_tests.requirements import ONE_GPU
 from gpu_tests.sampling import Sampled
 from scenarios import WORKERS
 
-ROOT = Path(__file__).parent.parent
-SECONDS = 110
 PARTS = 3
 """In which the workers are lived; two processes start for each."""
 

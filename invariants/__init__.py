@@ -5,34 +5,34 @@ people's tests need. One step of an engine, and the modules that speak about it:
 
 ========  ==================================================================  =========================================
 prepared  lengths, counts, tables and inputs of the batch are written         counters, kv_lens, rows, kv_cache, sparse
-          and tokens that stand for several, and pages as running totals      compressed, page_arrays
-          and masks, for trees and chains, and short rows select all          trees, selection
-          in pages of whichever manager it refers to                          two_managers
-          and prompts go on from what is known of them                        block_reuse
-          and the worker's own metadata, and what all ranks tell each other   spec_metadata, ranks
-          as far as the host knows, and what the device is to correct         overlap
-          and how many rows each generation has, where they differ            ragged
-entered   a forward finds them so, each time that one starts                  kv_lens, sparse, trees, draft_context,
+          compressed tokens; page tables as running totals                    compressed, page_arrays
+          masks of trees and chains; rows so short that they select all       trees, selection
+          page tables of both KV-cache managers                               two_managers
+          where a prompt starts that finds its first pages known              block_reuse
+          the worker's own metadata; what all ranks tell each other           spec_metadata, ranks
+          what the host supposes of the step in flight, and corrections       overlap
+          how many rows each generation verifies                              ragged
+entered   a forward starts, and finds what was prepared                       kv_lens, sparse, trees, draft_context,
                                                                               selection, compressed, page_arrays,
                                                                               overlap
-verified  the target's choices meet the drafts, or a number is forced         acceptance, forced, guided
-          by what each draft was proposed for                                 proposals
+verified  drafts are accepted, by the target's choices or by force            acceptance, forced, guided
+          the proposal by which each draft is judged                          proposals
 saved     the worker borrows the metadata: originals are put aside            lifecycle
-draft[i]  it edits them: one token per row, no contexts, one token further    kv_lens, rows, counters, sparse, selection
-          or all nodes so far of a tree per row, and their mask               trees
-          or a block of rows over a context of its own                        draft_context
-          or a view of them, whose lengths alone move                         page_arrays
-          in pages of its own, which another manager grants                   two_managers
+draft[i]  a linear drafter: one token per row, no contexts, one token further kv_lens, rows, counters, sparse, selection
+          a tree: all nodes so far of each row, and their mask                trees
+          a drafter with a context of its own: a block of rows                draft_context
+          a drafter that reads a view of the metadata                         page_arrays
+          a drafter with a KV cache of its own                                two_managers
 restored  all is given back, but for the KV lengths, which moved on           lifecycle, kv_lens, acceptance, trees,
                                                                               draft_context
-          and an automaton's drafts take the place of a model's               enhancer
-          and the last accepted token's state is the live one                 recurrent
-updated   tokens are emitted, unused cache is taken back, from both managers  output, kv_cache, two_managers, sparse,
-          and what a drafter keeps of each request follows                    trees, history, draft_context, enhancer
-          and what compressed tokens are made of                              compressed
-          and pages are known by the beginnings that they hold                block_reuse
-          and how its drafts are to be judged                                 guided, relaxed
-failed    or it broke off somewhere, and all is given back just the same      lifecycle, kv_lens, kv_cache, trees,
+          drafts of an automaton in place of a model's                        enhancer
+          the recurrent state after the last accepted token is the live one   recurrent
+updated   tokens are emitted, unused cache is taken back, in both managers    output, kv_cache, two_managers, sparse
+          what a drafter keeps of each request                                trees, history, draft_context, enhancer
+          what compressed tokens are made of                                  compressed
+          which pages are known, and by whom they are owned                   block_reuse
+          how later drafts will be judged                                     guided, relaxed
+failed    a forward broke off somewhere, and all is given back all the same   lifecycle, kv_lens, kv_cache, trees,
                                                                               draft_context, two_managers, enhancer
 ========  ==================================================================  =========================================
 

@@ -186,7 +186,7 @@ def drafts_equal_reference(step: StepCase, check: Check) -> None:
     predicates=("P8", "P10"),
 )
 def new_tokens_plumbed(step: StepCase, check: Check) -> None:
-    """The worker returns what it accepted, and feeds on the last accepted token followed by the new drafts.
+    """The worker returns what it accepted, and as the next input the last accepted token followed by the new drafts.
 
     ``next_new_tokens[:, 0] == accepted_tokens[b, num_accepted_tokens[b] - 1]``, columns 1.. are
     ``next_draft_tokens``.

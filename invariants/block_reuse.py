@@ -96,7 +96,7 @@ def _counted(step: StepCase, pool: Pool, moment: Moment, check: Check) -> None:
     predicates=("P7", "P9"),
 )
 def prompts_start_behind_known_pages(step: StepCase, check: Check) -> None:
-    """A prompt goes on from the end of the longest beginning that fills known pages of every cache, at least one token.
+    """A prompt starts behind its longest beginning that known pages of every cache hold, and computes a token at least.
 
     PR #5448: a manager goes by what it knows itself. A drafter's cache that knows less makes the target compute the
     rest again; what is known counts before the step, and none that starts in it.

@@ -7,7 +7,7 @@ from its moment, and what would need it is then not reached.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from scenarios import (
     WorkerTraits,
     batches,
 )
-from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UNREADABLE, UPDATED, VERIFIED
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -79,10 +79,10 @@ class Run:
 class Row:
     """One row of a batch: the lengths that the schedule derives, and the request's row before it.
 
-    ``request``, ``past``, ``host_past``, ``query``, ``accepted`` and ``granted`` as in ``RowPlan``; ``agree`` as in the
-    scenario.
-    ``sampled`` is what a row accepts in a forward that warms up a graph, where acceptance is not forced. ``wasted``:
-    its request has ended, and nothing of the row counts.
+    request, past, host_past, query, accepted, granted, wasted  as in ``RowPlan``
+    agree     as in the scenario
+    sampled   what it accepts in a forward that warms up a graph, where acceptance is not forced
+    before    the row of its request in an earlier step, None for its first one and for a dummy
     """
 
     __slots__ = (
@@ -169,13 +169,36 @@ class StepCase:
                 self.updated = moment
             elif name == FAILED:
                 self.failed = moment
-            else:
+            elif name != UNREADABLE:
                 run = runs.get(number)
                 if run is None:
                     run = runs[number] = Run(substep.phase)
                 _place(run, name, moment)
         self.runs = list(runs.values())
         return moments
+
+    @property
+    def forwards(self) -> Iterator[Moment]:
+        """Moments at which a forward is about to read the metadata: ``prepared``, ``entered`` and each draft call."""
+        if self.prepared is not None:
+            yield self.prepared
+        for run in self.runs:
+            if run.entered is not None:
+                yield run.entered
+            yield from run.drafts.values()
+
+    @property
+    def returned(self) -> Moment | None:
+        """``restored`` of its last forward, whose outputs are those of the step; None if it was not observed."""
+        return self.runs[-1].restored if self.runs else None
+
+    @property
+    def before_with_rows(self) -> StepCase | None:
+        """The last step before it that launched anything: not an iteration that only waits."""
+        before = self.before
+        while before is not None and not before.rows:
+            before = before.before
+        return before
 
     @property
     def draft_len(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from invariants.case import Moment
@@ -70,25 +70,18 @@ class Check:
 
     def said(self, moment: Moment, fields: Iterable[str]) -> None:
         """Compare each of ``fields`` with the oracle, where both have it."""
-        seen, said = moment.seen, moment.said
-        for field in fields:
-            if field in said and field in seen:
-                if seen[field] == said[field]:
-                    self.reached += 1
-                    self.held += 1
-                else:
-                    self.equal(moment, field, said[field], seen[field], "the reference says so")
+        self._all_equal(moment, fields, moment.said, "the reference says so")
 
     def kept(self, moment: Moment, since: Moment, fields: Iterable[str]) -> None:
-        """Compare each of ``fields`` with an earlier moment of the same run, where both have it."""
-        seen, earlier = moment.seen, since.seen
+        """Compare each of ``fields`` with an earlier moment of the same step, where both have it."""
+        self._all_equal(moment, fields, since.seen, f"so it was at {since.name}")
+
+    def _all_equal(self, moment: Moment, fields: Iterable[str], expected: Mapping[str, Any], why: str) -> None:
+        """Compare those of ``fields`` that were observed and have an expected value."""
+        seen = moment.seen
         for field in fields:
-            if field in earlier and field in seen:
-                if seen[field] == earlier[field]:
-                    self.reached += 1
-                    self.held += 1
-                else:
-                    self.equal(moment, field, earlier[field], seen[field], f"so it was at {since.name}")
+            if field in expected and field in seen:
+                self.equal(moment, field, expected[field], seen[field], why)
 
     def _add(
         self, step: int, order: int, substep: str | None, run: int, field: str | None, expected: Any, actual: Any,

@@ -8,14 +8,13 @@ derived on the device; what is not derived anew after a change of lengths is tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any, Final
 
 from invariants.case import Moment, StepCase
 from invariants.check import Check
 from invariants.pools import read_by
 from invariants.registry import REFERENCE, invariant
-from invariants.sparse import forwards
 from scenarios import Config
 from scenarios.tracer import compress
 
@@ -46,7 +45,7 @@ def _rows(moment: Moment) -> list[tuple[int, int]]:
 def _compressing(step: StepCase) -> Iterator[Moment]:
     """Forwards over compressed tokens, of which the lengths were observed."""
     if step.config.compress_ratios:
-        yield from (moment for moment in forwards(step) if all(field in moment.seen for field in _LENS))
+        yield from (moment for moment in step.forwards if all(field in moment.seen for field in _LENS))
 
 
 def _totals(counts: Sequence[int]) -> list[int]:
@@ -122,10 +121,11 @@ def tokens_see_up_to_themselves(step: StepCase, check: Check) -> None:
             if field in moment.seen:
                 seen = moment.seen[field]
                 if field != "sparse_mla_topk_lens":
-                    fill = [list(row)[len(mine) :] for row, mine in zip(seen, expected, strict=False)]
+                    rows = list(zip_longest(seen, expected[: len(seen)], fillvalue=()))
+                    fill = [list(row)[len(mine) :] for row, mine in rows]
                     filled = all(index == -1 for row in fill for index in row)
                     check.that(filled, moment, field, -1, fill, f"{field} names more than its tokens see")
-                    seen = [list(row)[: len(mine)] for row, mine in zip(seen, expected, strict=False)]
+                    seen = [list(row)[: len(mine)] for row, mine in rows]
                 check.equal(moment, field, expected, seen, f"tokens lie at {places}")
 
 
@@ -136,7 +136,7 @@ def tokens_see_up_to_themselves(step: StepCase, check: Check) -> None:
     predicates=("P7",),
 )
 def compressed_keys_follow_lengths(step: StepCase, check: Check) -> None:
-    """The indexer writes one key for each compressed token that a row adds, in its place, and looks for all of them.
+    """The indexer writes one key for each compressed token that a row adds, in its place, and looks through all keys.
 
     A context's token looks through the compressed tokens of its request that are complete by then.
     """
@@ -226,5 +226,5 @@ def _compressed(slots: list[int], ratio: int) -> list[int]:
 )
 def compression_equals_reference(step: StepCase, check: Check) -> None:
     """In every forward counts, positions and indices of compressed tokens are the reference's."""
-    for moment in forwards(step):
+    for moment in step.forwards:
         check.said(moment, (*_COUNTS, *_SEEN, *_KEYS) if step.config.compress_ratios else ())

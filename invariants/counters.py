@@ -58,7 +58,7 @@ def request_types_match_layout(step: StepCase, check: Check) -> None:
         seen = moment.seen
         if "host_request_types" in seen and "num_contexts" in seen:
             types, contexts = seen["host_request_types"], seen["num_contexts"]
-            expected = [0] * contexts + [1] * (len(types) - contexts)
+            expected = [0] * contexts + [1] * (len(step.rows) - contexts)
             check.equal(moment, "host_request_types", expected, types, f"num_contexts is {contexts}")
 
 

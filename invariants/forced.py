@@ -12,7 +12,7 @@ _COUNTER = "force_accept_counter"
 
 def _left(step: StepCase) -> int | None:
     """What a step leaves the counter at, None where that was not observed."""
-    last = step.failed or (step.runs[-1].restored if step.runs else None)
+    last = step.failed or step.returned
     return last.seen.get(_COUNTER) if last is not None else None
 
 

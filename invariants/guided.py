@@ -77,6 +77,8 @@ def _read(step: StepCase, row: Row, run: Run, moment: Moment, call: int) -> list
         outputs = run.restored.seen if run.restored is not None else {}
         if not {"new_tokens", "next_draft_tokens"} <= outputs.keys():
             return None
+        if row.index >= min(len(outputs["new_tokens"]), len(outputs["next_draft_tokens"])):
+            return None
         tokens: list[int] = [*emitted, *outputs["new_tokens"][row.index]]
         return [*tokens, *outputs["next_draft_tokens"][row.index][: call - 1]] if call else tokens[:-1]
     if row.is_context:

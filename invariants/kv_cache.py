@@ -102,7 +102,7 @@ def _balanced(step: StepCase, moment: Moment, pool: Pool, check: Check) -> None:
 
 
 def _shared(blocks: Mapping[int, Sequence[int]]) -> int:
-    """By how much pages that requests own are more than there are."""
+    """By how many a sum over all requests counts too many pages, as some have several owners."""
     owned = [*chain.from_iterable(blocks.values())]
     return len(owned) - len(set(owned))
 
@@ -112,7 +112,7 @@ def _tokens(step: StepCase, rewinds: dict[int, int], field: str) -> dict[int, in
 
     Under the overlap scheduler the rows of the next step have been granted theirs by then.
     """
-    before = _ledger_before(step)
+    before = step.before_with_rows
     held = before.ledger.seen.get(field, {}) if before is not None and before.ledger is not None else {}
     counted = before.launched.index if before is not None else -1
     tokens = {request: held[request] for request in step.held if request in held}
@@ -134,14 +134,6 @@ def _tokens(step: StepCase, rewinds: dict[int, int], field: str) -> dict[int, in
 def _grant(row: Row) -> int:
     """Tokens that a row is granted after the first chunk of its prompt."""
     return 0 if row.is_context else row.query
-
-
-def _ledger_before(step: StepCase) -> StepCase | None:
-    """The last step before this one that has rows."""
-    before = step.before
-    while before is not None and not before.rows:
-        before = before.before
-    return before
 
 
 @invariant(

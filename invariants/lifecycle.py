@@ -9,7 +9,7 @@ from invariants.check import Check
 from invariants.pools import pools
 from invariants.registry import REFERENCE, invariant
 from scenarios import FIELDS, Phase
-from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, UNREADABLE
 
 LAYOUT: Final = (
     "num_contexts",
@@ -81,6 +81,14 @@ def steps_complete(step: StepCase, check: Check) -> None:
     check.that(False, moment, "exception", None, what, f"the step failed with {what}")
 
 
+@invariant("state-can-be-read", reads=("exception", "message"), museum=("TRT-01", "TRT-63"))
+def state_can_be_read(step: StepCase, check: Check) -> None:
+    """Whatever there is to be observed can be read: no tensor is missing, and none is shorter than the batch."""
+    for moment in step.moments:
+        what = f"{moment.seen.get('exception')}: {moment.seen.get('message')}" if moment.name == UNREADABLE else None
+        check.that(what is None, moment, "exception", None, what, f"what was to be observed cannot be read, {what}")
+
+
 @invariant("run-complete", reads=())
 def run_complete(step: StepCase, check: Check) -> None:
     """The run goes on to the scenario's last step, or to the one whose failure is fatal."""
@@ -140,10 +148,10 @@ def forward_closes_what_it_opens(step: StepCase, check: Check) -> None:
 def saved_fields(step: StepCase, check: Check) -> None:
     """While drafting, the originals of exactly the fields that this worker edits are saved, in upstream's order.
 
-    After it all of them are put back.
+    Before that, while drafts are verified, there are none, and after it all of them are put back.
     """
     for run in step.runs:
-        for moment in (run.saved, *run.drafts.values()):
+        for moment in (run.verified, run.saved, *run.drafts.values()):
             if moment is not None:
                 check.said(moment, ("_saved_tensors",))
         if run.restored is not None:
@@ -192,7 +200,8 @@ def substeps_in_order(step: StepCase, check: Check) -> None:
     context of its own makes none then, nor for a batch of contexts. A worker without a draft model makes none and
     saves nothing.
     """
-    if step.actual.outcome != "ok" or step.asked.fault is not None:
+    unreadable = any(moment.name == UNREADABLE for moment in step.moments)
+    if step.actual.outcome != "ok" or step.asked.fault is not None or unreadable:
         return
     expected = [s.key for s in step.expected.substeps]
     actual = [(m.name, m.run) for m in step.moments]
@@ -244,7 +253,7 @@ def graph_buffers_apart(step: StepCase, check: Check) -> None:
 
 @invariant("graph-fits-the-batch", reads=("graph_key",), museum=("TRT-20", "TRT-75", "TRT-88"), predicates=("P13",))
 def graph_fits_the_batch(step: StepCase, check: Check) -> None:
-    """A step captures or replays the graph of just as many generations and tokens as its batch has; others use none.
+    """The graph that a step captures or replays is for just its generations and tokens; other steps use no graph.
 
     Of two graphs that differ in their tokens alone, as where verify widths differ, the wrong one reads rows of an
     earlier step or leaves some out, and nothing else says which of the two it was.
@@ -256,7 +265,7 @@ def graph_fits_the_batch(step: StepCase, check: Check) -> None:
         check.equal(step.updated, "graph_key", None, key, "this step runs without a graph")
         return
     batch = [len(step.rows), sum(row.query for row in step.rows)]
-    fits = key is not None and [key[0], key[-1]] == batch
+    fits = bool(key) and [key[0], key[-1]] == batch
     check.that(fits, step.updated, "graph_key", batch, key, f"graph {key} has another batch than {batch}")
 
 

@@ -66,7 +66,7 @@ def _accepted(row: Row | None) -> int | None:
     """Tokens that a row accepted, 0 without one, None if it was not observed."""
     if row is None:
         return 0
-    restored = row.step.runs[-1].restored if row.step.runs else None
+    restored = row.step.returned
     counts: list[int] = restored.seen.get("new_tokens_lens", []) if restored is not None else []
     return counts[row.index] if row.index < len(counts) else None
 
@@ -78,7 +78,7 @@ def _accepted(row: Row | None) -> int | None:
     predicates=("P6",),
 )
 def corrected_lengths_are_committed_plus_fed(step: StepCase, check: Check) -> None:
-    """Once corrected, ``kv_lens_cuda`` is what is committed and the tokens that the row feeds, and no more than before.
+    """Once corrected, ``kv_lens_cuda`` counts the committed tokens and those that the row feeds; it has not grown.
 
     What the host supposes is a bound: kernels and pages that go by it reach far enough. Metadata that is told how much
     is cached instead, ``_cached_token_lens``, is corrected by the same offsets.
@@ -133,7 +133,7 @@ def positions_are_corrected(step: StepCase, check: Check) -> None:
 
 @invariant("ended-requests-are-left-alone", reads=_PER_REQUEST, museum=("TRT-35",), predicates=("P9",))
 def ended_requests_are_left_alone(step: StepCase, check: Check) -> None:
-    """A request that ended while a step of its was in flight takes nothing from that step, and nothing is rewound.
+    """A request that ended while a row of it was in flight gets nothing from that row, and nothing is rewound.
 
     PR #9693: the rewind came for a sequence that had been removed.
     """
@@ -149,7 +149,7 @@ def ended_requests_are_left_alone(step: StepCase, check: Check) -> None:
 
 @invariant("failure-ends-what-is-in-flight", reads=("emitted",), museum=("TRT-35",), predicates=("P9",))
 def failure_ends_what_is_in_flight(step: StepCase, check: Check) -> None:
-    """A step that fails ends the requests of the one in flight, too: nothing of that is given out any more."""
+    """A step that fails ends the requests of the one in flight, too, whose results are not given out any more."""
     if step.actual.outcome == "ok" or step.flying is None:
         return
     updated = step.flying.updated
@@ -179,7 +179,7 @@ def copies_are_not_overtaken(step: StepCase, check: Check) -> None:
     predicates=("P6",),
 )
 def overlap_equals_reference(step: StepCase, check: Check) -> None:
-    """Whose results a row goes on from, what is corrected and the positions around a forward are the reference's."""
+    """Which row of the step in flight a row continues, what is corrected and its positions are the reference's."""
     if step.prepared is not None:
         check.said(step.prepared, _CORRECTIONS)
     for run in step.runs:

@@ -16,7 +16,6 @@ from invariants.case import Moment, StepCase
 from invariants.check import Check
 from invariants.pools import Pool, read_by
 from invariants.registry import REFERENCE, invariant
-from invariants.sparse import forwards
 from scenarios import BACKENDS
 from scenarios.trace import ENTERED, PREPARED
 
@@ -54,7 +53,7 @@ def _supposed(step: StepCase) -> list[int]:
 def _paged(step: StepCase) -> Iterator[tuple[Moment, list[tuple[int, int]]]]:
     """Forwards over such page tables."""
     if BACKENDS[step.config.attention_backend].draft_view:
-        for moment in forwards(step):
+        for moment in step.forwards:
             rows = _lengths(step, moment)
             if rows is not None:
                 yield moment, rows

@@ -6,10 +6,12 @@ other rows, another draft length or other requests in between. Where a draft is 
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Final
 
 from invariants.case import Row, StepCase
 from invariants.check import Check
+from invariants.recurrent import others_unchanged
 from invariants.registry import REFERENCE, invariant
 from scenarios.tracer import NO_PROPOSAL
 
@@ -34,16 +36,16 @@ def proposals_belong_to_their_drafts(step: StepCase, check: Check) -> None:
         if run.verified is None or _ROWS not in run.verified.seen:
             continue
         shown = run.verified.seen[_ROWS]
-        rows = zip(step.rows[step.num_contexts :], shown, strict=False)
-        lefts = [(_last(row, row.most - 1), of_row) for row, of_row in rows]
-        expected = [of_row if left is None else left for left, of_row in lefts]
+        lefts = [_last(row, row.most - 1) for row in step.rows[step.num_contexts :]]
+        # What was left is not known of all, but that there is something to verify each by.
+        expected = [of_row if left is None else left for left, of_row in zip_longest(lefts, shown[: len(lefts)])]
         check.equal(run.verified, _ROWS, expected, shown, "so the last step of each request has left them")
 
 
 def _last(row: Row, draft_len: int) -> list[int] | None:
     """The proposals that the request's row before has left for so many drafts, None if that was not observed."""
     before = row.before
-    restored = before.step.runs[-1].restored if before is not None and before.step.runs else None
+    restored = before.step.returned if before is not None else None
     rows = restored.seen.get(_ROWS, []) if restored is not None else []
     left = rows[before.index] if before is not None and before.index < len(rows) else None
     return left if left is None else [*left, *[NO_PROPOSAL] * draft_len][:draft_len]
@@ -51,15 +53,8 @@ def _last(row: Row, draft_len: int) -> list[int] | None:
 
 @invariant("proposals-of-others-stay", reads=(_KEPT,), museum=("TRT-10", "VLL-18"), predicates=("P10", "P11"))
 def proposals_of_others_stay(step: StepCase, check: Check) -> None:
-    """A step leaves the proposals of requests alone that are alive and not in its batch."""
-    before = step.before.updated if step.before is not None else None
-    if step.updated is None or before is None or not (_KEPT in step.updated.seen and _KEPT in before.seen):
-        return
-    batch, shown = {row.request for row in step.rows}, step.updated.seen[_KEPT]
-    aside = [request for request in shown if request in before.seen[_KEPT] and request not in batch]
-    if aside:
-        expected = {request: before.seen[_KEPT][request] for request in aside}
-        check.equal(step.updated, _KEPT, expected, {i: shown[i] for i in aside}, "its requests were not in the batch")
+    """A step leaves alone the proposals of active requests that are not in its batch."""
+    others_unchanged(step, _KEPT, check)
 
 
 @invariant("rejection-sampling-takes-place", reads=(_TAKEN,), museum=("TRT-97",), predicates=("P8",))

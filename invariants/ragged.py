@@ -59,7 +59,7 @@ def widths_agree_at_launch(step: StepCase, check: Check) -> None:
     predicates=("P7",),
 )
 def row_lengths_count_down(step: StepCase, check: Check) -> None:
-    """Each row of a generation sees what its request has, less the rows that come after it, and knows whose it is.
+    """Each row of a generation is mapped to its request, and sees that request's length less the rows behind it.
 
     ``row_kv_lens_cuda[j] == kv_lens_cuda[request of j] - rows of it after j``, by the lengths that the same launch
     finds: where these are corrected on the device, so are the rows'.
@@ -85,6 +85,6 @@ def row_lengths_count_down(step: StepCase, check: Check) -> None:
     predicates=("P7",),
 )
 def verify_widths_equal_reference(step: StepCase, check: Check) -> None:
-    """At every launch the widths of generations, whose each row is and what it sees are the reference's."""
+    """At every launch the verify widths, the request of each row and the length that it sees are the reference's."""
     for moment in _launches(step):
         check.said(moment, (*_PER_GENERATION[:2], _OWNERS, _LENGTHS))

@@ -56,8 +56,12 @@ def _check_announced(moment: Moment, ranks: Sequence[Peer], mine: int, check: Ch
         if seen.get(field) is not None:
             check.equal(moment, field, counts, seen[field], "so many does each rank have")
     told = seen.get("spec_all_rank_num_tokens")
-    if told and "spec_num_tokens" in seen:
-        check.equal(moment, "spec_num_tokens", told[mine], seen["spec_num_tokens"], "what all ranks are told")
+    if told is not None and "spec_num_tokens" in seen:
+        complete = len(told) == len(ranks)
+        message = f"{len(told)} counts are told of {len(ranks)} ranks"
+        check.that(complete, moment, "spec_all_rank_num_tokens", len(ranks), told, message)
+        if complete:
+            check.equal(moment, "spec_num_tokens", told[mine], seen["spec_num_tokens"], "what all ranks are told")
 
 
 @invariant(

@@ -26,10 +26,10 @@ _TIMES: Final = "update_mamba_states"
     predicates=("P8", "P10"),
 )
 def accepted_state_becomes_live(step: StepCase, check: Check) -> None:
-    """The live state of a generation is the one that its forward made at the last accepted token, in a tree at a node.
+    """After a forward the live state of a generation is the one that was made at its last accepted token.
 
-    ``ssm_states[slot] == intermediate_ssm_states[g, num_accepted_tokens - 1]``. PR #16759: one worker forgot to
-    promote it, so that the next step went on from before this one.
+    ``ssm_states[slot] == intermediate_ssm_states[g, num_accepted_tokens - 1]``; in a tree it is that of one of the
+    nodes. PR #16759: one worker forgot to promote it, so that the next step went on from before this one.
     """
     for run in step.runs:
         made = run.verified.seen.get(_MADE) if run.verified is not None else None
@@ -44,7 +44,7 @@ def _promoted(step: StepCase, run: Run, made: list[list[int] | None], live: list
     """Per generation the state to be promoted; where it may be that of several nodes, the one that was."""
     counts = (run.accepted or [])[step.num_contexts :]
     promoted: list[int | None] = []
-    for states, state, count in zip(made, live, counts, strict=False):
+    for states, state, count in zip(made, [*live, *[None] * (len(made) - len(live))], counts, strict=False):
         any_will_do = states is not None and step.traits.tree and state in states
         known = states is not None and 0 < count <= len(states) and not any_will_do
         promoted.append(states[count - 1] if states is not None and known else state)
@@ -68,18 +68,23 @@ def recurrent_state_equals_cache(step: StepCase, check: Check) -> None:
 
 @invariant("states-of-others-stay", reads=(_KEPT,), museum=("TRT-57",), predicates=("P11",))
 def states_of_others_stay(step: StepCase, check: Check) -> None:
-    """A step leaves the states of requests alone that are alive and not in its batch.
+    """A step leaves alone the states of active requests that are not in its batch.
 
     PR #13151: rows that filled up a graph were given slots of such requests.
     """
-    before = step.before.updated if step.before is not None else None
-    if step.updated is None or before is None or not (_KEPT in step.updated.seen and _KEPT in before.seen):
+    others_unchanged(step, _KEPT, check)
+
+
+def others_unchanged(step: StepCase, field: str, check: Check) -> None:
+    """Hold what ``field`` of ``updated`` keeps for requests outside the batch to what it was a step before."""
+    moment, before = step.updated, step.before.updated if step.before is not None else None
+    if moment is None or before is None or not (field in moment.seen and field in before.seen):
         return
-    batch, shown = {row.request for row in step.rows}, step.updated.seen[_KEPT]
-    aside = [request for request in shown if request in before.seen[_KEPT] and request not in batch]
+    batch, shown, earlier = {row.request for row in step.rows}, moment.seen[field], before.seen[field]
+    aside = [request for request in shown if request in earlier and request not in batch]
     if aside:
-        expected = {request: before.seen[_KEPT][request] for request in aside}
-        check.equal(step.updated, _KEPT, expected, {i: shown[i] for i in aside}, "its requests were not in the batch")
+        expected = {request: earlier[request] for request in aside}
+        check.equal(moment, field, expected, {i: shown[i] for i in aside}, "its requests were not in the batch")
 
 
 @invariant("states-are-promoted-once", reads=(_TIMES,), museum=("TRT-95",), predicates=("P8",))
@@ -98,7 +103,7 @@ def states_are_promoted_once(step: StepCase, check: Check) -> None:
     predicates=("P11",),
 )
 def dummies_share_a_slot_of_their_own(step: StepCase, check: Check) -> None:
-    """Dummies have the slot behind those of requests, of states and of proposals, and what it holds never changes.
+    """Dummies share the slot behind those of requests, for states and for proposals, and what it holds never changes.
 
     PR #13151: they were given slots that nobody in the batch had, but a request that had been left out.
     """
@@ -106,7 +111,9 @@ def dummies_share_a_slot_of_their_own(step: StepCase, check: Check) -> None:
         for field in ("state_indices", "batch_slot_ids"):
             if field in moment.seen and step.has_dummies:
                 slots = moment.seen[field]
-                rows = zip(step.rows, slots, strict=False)
+                # Whose slot a request has is asked elsewhere.
+                own = [*slots, *[None] * (len(step.rows) - len(slots))]
+                rows = zip(step.rows, own, strict=False)
                 expected = [slot if row.request is not None else step.config.num_blocks for row, slot in rows]
                 check.equal(moment, field, expected, slots, "the slot behind those of requests")
         if "sentinel_state" in moment.seen:

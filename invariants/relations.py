@@ -1,8 +1,8 @@
 """Relations: what a run must have in common with a second run that differs in a way that must not be seen.
 
 They need no oracle and see what it does not specify, but for dummies: what it leaves open of these may differ. Each
-makes at most one twin, so a scenario costs at most as many extra runs as relations apply to it. Relations other than
-the first speak about scenarios without faults.
+makes at most one twin, so a scenario costs at most as many extra runs as relations apply to it. Two of them speak about
+scenarios with faults, too: ``next-step-equals-never-failed-twin`` of these alone, and ``ranks-of-a-replica-agree``.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def verify_widths_do_not_matter(scenario: Scenario) -> Twin | None:
     predicates=("P7", "P14"),
 )
 def cache_layout_does_not_matter(scenario: Scenario) -> Twin | None:
-    """Caches of their own, another version of the managers, pages that move: all is as with one manager, V1, in place.
+    """A drafter's own cache, V2 managers and pages that move change nothing: all is as with one V1 manager, in place.
 
     Issue #18662: with one version of the manager no draft was ever accepted, and all else worked.
     """
@@ -252,7 +252,7 @@ def block_reuse_equals_no_reuse(scenario: Scenario) -> Twin | None:
     predicates=("P14",),
 )
 def recurrent_layers_change_nothing(scenario: Scenario) -> Twin | None:
-    """A target with recurrent layers says what it says without: as long as each request's state is its own.
+    """A target with recurrent layers says what it says without them, as long as each request has its own state.
 
     The tracer's layers are made so. A state that is not promoted, or is another request's, changes every token after.
     """
@@ -268,7 +268,7 @@ def recurrent_layers_change_nothing(scenario: Scenario) -> Twin | None:
     predicates=("P14",),
 )
 def rejection_sampling_accepts_the_same(scenario: Scenario) -> Twin | None:
-    """Verified by proposals a draft is accepted where it is accepted without: as long as each proposal is its own.
+    """Rejection sampling accepts what is accepted without it, as long as each draft is verified by its own proposal.
 
     The tracer's drafter is sure of what it drafts and the target of what it chooses, so that there is no chance in it.
     """
@@ -283,7 +283,7 @@ def rejection_sampling_accepts_the_same(scenario: Scenario) -> Twin | None:
     predicates=("P7",),
 )
 def stalled_copies_change_nothing(scenario: Scenario) -> Twin | None:
-    """Copies to the device that run at the last moment that the host leaves them bring what they would bring at once.
+    """Copies to the device that run as late as the host lets them bring what they would have brought at once.
 
     Under the overlap scheduler the host is a step ahead of them (PR #15546).
     """

@@ -160,7 +160,7 @@ def drafts_carried_over(step: StepCase, check: Check) -> None:
 
 def _drafts_made(row: Row) -> list[int] | None:
     """Drafts that a row returned."""
-    restored = row.step.runs[-1].restored if row.step.runs else None
+    restored = row.step.returned
     rows: Any = restored.seen.get("next_draft_tokens") if restored is not None else None
     return list(rows[row.index]) if rows is not None and row.index < len(rows) else None
 

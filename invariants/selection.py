@@ -14,7 +14,6 @@ from invariants.case import Moment, StepCase
 from invariants.check import Check
 from invariants.pools import read_by
 from invariants.registry import REFERENCE, invariant
-from invariants.sparse import forwards
 
 _FLAGS: Final = ("skip_indexer_for_ctx_reqs", "skip_indexer_for_gen_reqs")
 _LENS: Final = ("_seq_lens", "kv_lens_cuda")
@@ -39,7 +38,7 @@ def skipped_rows_fit_the_selection(step: StepCase, check: Check) -> None:
     Upstream's flag of the generations outlives the contexts: a former context that is long selects its beginning.
     """
     topk = step.config.index_topk
-    for moment in forwards(step):
+    for moment in step.forwards:
         for row, (_, kv, skipped) in enumerate(_skipped(moment)):
             if skipped:
                 message = f"row {row} has {kv} tokens and selects {topk} of them without being asked"
@@ -49,7 +48,7 @@ def skipped_rows_fit_the_selection(step: StepCase, check: Check) -> None:
 @invariant("skipped-rows-see-all-of-theirs", reads=(_DENSE, *_LAYOUT), museum=("TRT-99", "TRT-16"), predicates=("P7",))
 def skipped_rows_see_all_of_theirs(step: StepCase, check: Check) -> None:
     """In every forward a token whose indexer is skipped selects everything up to its own place, and no other does."""
-    for moment in forwards(step):
+    for moment in step.forwards:
         rows = list(_skipped(moment))
         if rows and _DENSE in moment.seen:
             expected = [
@@ -74,7 +73,7 @@ def expanded_rows_follow_their_generation(step: StepCase, check: Check) -> None:
     tokens = 1 + step.config.max_draft_len
     lens, pages = _EXPANDED
     prepared = step.prepared.seen if step.prepared is not None else {}
-    for moment in forwards(step):
+    for moment in step.forwards:
         seen = moment.seen
         if "kv_lens_cuda" not in seen or "num_contexts" not in seen:
             continue
@@ -112,7 +111,7 @@ def context_windows_end_at_their_token(step: StepCase, check: Check) -> None:
         "fullkv_owners": [[row.index, place] for row in rows for place in range(row.past + row.query)],
     }
     for field, value in expected.items():
-        for seen_at in forwards(step):
+        for seen_at in step.forwards:
             if field in seen_at.seen:
                 check.equal(seen_at, field, value, seen_at.seen[field], "so were the contexts asked for")
 
@@ -126,5 +125,5 @@ def context_windows_end_at_their_token(step: StepCase, check: Check) -> None:
 )
 def selection_equals_reference(step: StepCase, check: Check) -> None:
     """In every forward flags, dense rows, expanded lengths and windows of a sparse backend are the reference's."""
-    for moment in forwards(step):
+    for moment in step.forwards:
         check.said(moment, (*_FLAGS, _DENSE, _EXPANDED[0], *_PREFILL))

@@ -6,11 +6,10 @@ All forwards are held to the same rule, by the lengths that they find: ``prepare
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Final
 
-from invariants.case import Moment, StepCase
+from invariants.case import StepCase
 from invariants.check import Check
 from invariants.pools import read_by
 from invariants.registry import REFERENCE, invariant
@@ -29,16 +28,6 @@ _TABLES: Final = ("block_table", "indexer_k_cache_block_offsets")
 _INDEXED: Final = (("target_indexer_kv", "target_kv"), ("draft_indexer_kv", "draft_kv"))
 
 
-def forwards(step: StepCase) -> Iterator[Moment]:
-    """Moments at which a forward is about to read the metadata."""
-    if step.prepared is not None:
-        yield step.prepared
-    for run in step.runs:
-        if run.entered is not None:
-            yield run.entered
-        yield from run.drafts.values()
-
-
 @invariant(
     "req-idx-matches-layout", reads=("req_idx_per_token", "_seq_lens"), museum=("TRT-12", "TRT-13"), predicates=("P7",)
 )
@@ -47,7 +36,7 @@ def req_idx_matches_layout(step: StepCase, check: Check) -> None:
 
     PR #16925: the map of the target's layout was used in draft calls. A batch of one and K = 1 do not show it.
     """
-    for moment in forwards(step):
+    for moment in step.forwards:
         seen = moment.seen
         if "req_idx_per_token" in seen and "_seq_lens" in seen:
             lens = seen["_seq_lens"]
@@ -67,7 +56,7 @@ def slots_in_own_pages(step: StepCase, check: Check) -> None:
     So does the scale of the key, which is no use anywhere else.
     A block ordinal that is clamped into the table (PR #12657) still points to somebody's page.
     """
-    for moment in forwards(step):
+    for moment in step.forwards:
         seen = moment.seen
         # Keys of compressed tokens are fewer; where they go is told in ``compressed``.
         if all(field in seen for field in _LENS) and not step.config.compress_ratios:
@@ -90,7 +79,7 @@ def slots_in_own_pages(step: StepCase, check: Check) -> None:
 )
 def gen_indptr_consistent(step: StepCase, check: Check) -> None:
     """In every forward the generations' prefix sums are those of ``kv_lens_cuda`` and of what was cached before it."""
-    for moment in forwards(step):
+    for moment in step.forwards:
         seen = moment.seen
         if "num_contexts" not in seen or not all(field in seen for field in _LENS):
             continue
@@ -115,7 +104,7 @@ def gen_kv_lens_in_every_column(step: StepCase, check: Check) -> None:
     That is counted in keys of the indexer, of which a compressed token has one.
     """
     ratio = step.config.compress_ratios[1] if step.config.compress_ratios else 1
-    for moment in forwards(step):
+    for moment in step.forwards:
         seen = moment.seen
         if "kv_lens_cuda_2d" in seen and "kv_lens_cuda" in seen and "num_contexts" in seen:
             kv, columns = seen["kv_lens_cuda"][seen["num_contexts"] :], 1 + step.config.max_draft_len
@@ -175,5 +164,5 @@ def indexer_keys_equal_cache(step: StepCase, check: Check) -> None:
 )
 def sparse_maps_equal_reference(step: StepCase, check: Check) -> None:
     """In every forward the sparse backend's maps, slots, prefix sums and lengths are the reference's."""
-    for moment in forwards(step):
+    for moment in step.forwards:
         check.said(moment, _OF_FORWARD)

@@ -52,7 +52,7 @@ def _slots(step: StepCase, field: str) -> dict[int, int]:
     predicates=("P10", "P11"),
 )
 def slots_belong_to_requests(step: StepCase, check: Check) -> None:
-    """A request has a slot of its own from its first chunk to its end, the same one, and nothing else has any.
+    """A request has a slot of its own, always the same, from its first chunk to its end, and afterwards none.
 
     ``slot_ids`` of a batch are the slots of its rows; dummies have slots that no request has. A slot that outlives its
     request is lost.
@@ -74,8 +74,9 @@ def slots_belong_to_requests(step: StepCase, check: Check) -> None:
 def _check_rows(step: StepCase, moment: Moment, field: str, known: dict[int, int], check: Check) -> None:
     """Whether each row has the slot of its request, and every dummy one that nobody has, or the one of all dummies."""
     ids = moment.seen[field]
+    missing = [None] * (len(step.rows) - len(ids))
     rows = [known.get(row.request) if row.request is not None else None for row in step.rows]
-    expected = [slot if own is None else own for slot, own in zip(ids, rows, strict=False)]
+    expected = [slot if own is None else own for slot, own in zip([*ids, *missing], rows, strict=False)]
     check.equal(moment, field, expected, ids, "each row has the slot of its request")
     shared = step.config.num_blocks if field != "slot_ids" else None
     apart = [slot for slot, row in zip(ids, step.rows, strict=False) if row.request is not None or slot != shared]

@@ -7,7 +7,6 @@ in the first draft call, and of every row in the later ones: always the last row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from invariants.case import Moment, Row, StepCase
@@ -22,16 +21,6 @@ MASKS: Final = (MASK, OFFSETS, LENGTHS)
 
 Mask = list[list[int]]
 """Of one row: per node the nodes that it sees."""
-
-
-def _forwards(step: StepCase) -> Iterator[Moment]:
-    """Moments at which a forward is about to read the masks."""
-    if step.prepared is not None:
-        yield step.prepared
-    for run in step.runs:
-        if run.entered is not None:
-            yield run.entered
-        yield from run.drafts.values()
 
 
 @invariant(
@@ -62,7 +51,7 @@ def tree_widths_share_one_stride(step: StepCase, check: Check) -> None:
 
 @invariant("chain-masks-are-causal", reads=MASKS, museum=("TRT-06", "TRT-29"), predicates=("P7",))
 def chain_masks_are_causal(step: StepCase, check: Check) -> None:
-    """In a chain each token sees those before it and itself: drafts of one, or a path that was accepted from a tree.
+    """In a chain of drafts, or a path that was accepted from a tree, each token sees itself and those before it.
 
     The tables of chains are made once per width and belong to all batches of the process: who writes into them
     writes into those of others, so they are looked at after the worker, too.
@@ -103,7 +92,7 @@ def tree_mask_is_ancestry(step: StepCase, check: Check) -> None:
 
     So no node sees a sibling, a cousin or a node that comes later; positions follow from the offsets.
     """
-    for moment in _forwards(step) if step.traits.tree else ():
+    for moment in step.forwards if step.traits.tree else ():
         if MASK not in moment.seen:
             continue
         masks: list[Mask] = moment.seen[MASK]

@@ -24,9 +24,10 @@ _DRAFTERS: Final = "draft_kv_cache_block_offsets"
     "manager-follows-forward", reads=("kv_cache_manager",), museum=("TRT-63", "TRT-64", "TRT-65"), predicates=("P7",)
 )
 def manager_follows_forward(step: StepCase, check: Check) -> None:
-    """Draft calls find the manager of the drafter's cache where it has one; all else, a failure too, the target's.
+    """The metadata refers to the target's manager; only in draft calls to that of the drafter's own cache, if any.
 
-    PR #11990: with the other manager in place, what is read, written and prepared belongs to the other cache.
+    After a failure it is the target's, too. PR #11990: with the other manager in place, what is read, written and
+    prepared belongs to the other cache.
     """
     for moment in step.moments:
         if "kv_cache_manager" in moment.seen:
@@ -76,7 +77,7 @@ def both_managers_hold_the_same_tokens(step: StepCase, check: Check) -> None:
     predicates=("P7",),
 )
 def kernels_get_pool_indices(step: StepCase, check: Check) -> None:
-    """A block table holds where pages lie, inside the pool, which with host offload is not what they are called.
+    """A block table holds the places of pages in the pool; with host offload these are not the ids of the pages.
 
     PR #13124: block ids were written into the table of a draft replay, and reached past the end of the pool.
     """

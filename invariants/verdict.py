@@ -16,6 +16,17 @@ from scenarios.trace import FAILED, PREPARED, UPDATED
 Counts = Mapping[str, tuple[int, int]]
 Run = Callable[[Scenario], Trace]
 
+_OF_WHOLE_STEP: Final = frozenset({PREPARED, UPDATED, FAILED})
+"""Sub-steps that a step has once, however many forwards it runs."""
+_OF_DRAFTER: Final = frozenset(
+    {
+        *("input_ids", "position_ids", "hidden_states", "num_ctx_per_req", "ctx_len"),
+        *("next_draft_tokens", "next_new_tokens", "sa_draft_tokens"),
+    }
+)
+"""Fields that the oracle leaves open where they hang on a dummy's slot, which may hold anything; then twins may differ.
+"""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -140,18 +151,6 @@ def _compare(case: Case, twin: Twin, other: Trace, check: Check) -> None:
                 # Forwards before the last one, that is before a capture, are all alike; the twin may have none.
                 run = runs if run == len(step.runs) - 1 else min(run, runs - 1)
             _compare_fields(moment, fields.get((moment.name, run), {}), twin, check)
-
-
-_OF_WHOLE_STEP: Final = frozenset({PREPARED, UPDATED, FAILED})
-
-
-_OF_DRAFTER: Final = frozenset(
-    {
-        *("input_ids", "position_ids", "hidden_states", "num_ctx_per_req", "ctx_len"),
-        *("next_draft_tokens", "next_new_tokens", "sa_draft_tokens"),
-    }
-)
-"""What a worker that keeps something of each request shows of dummies, whose slots may hold anything."""
 
 
 def _compare_fields(moment: Moment, theirs: Mapping[str, Any], twin: Twin, check: Check) -> None:

@@ -18,7 +18,7 @@ from museum.bug import EAGLE3, MTP_EAGLE, PARD, Patch, bug
 def counted_before_padding(patch: Patch) -> None:
     from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 
-    def _gather_num_tokens(self: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
+    def _gather_num_tokens(self: Any, attn_metadata: Any) -> Any:
         if not self.dist.enable_attention_dp:
             return None
         width = self.spec_metadata.runtime_tokens_per_gen_step

@@ -199,3 +199,24 @@ def restored_by_cleanup(patch: Patch) -> None:
 
     patch(SpecWorkerBase, "_restore_attn_metadata_from_spec_dec", _restore_attn_metadata_from_spec_dec)
     patch(SpecWorkerBase, "_ensure_spec_dec_state_restored", _ensure_spec_dec_state_restored)
+
+
+@bug(
+    "TRT-01",
+    kind="K2",
+    workers=(EAGLE3, PARD),
+    variant="nothing",
+    title="What was saved is dropped before it is put back: the metadata has nothing in its place",
+    reference=_REFERENCE,
+    caught_by=("state-can-be-read",),
+)
+def restore_nothing(patch: Patch) -> None:
+    from engines.portable.attention.backends.interface import AttentionMetadata
+
+    def restore_from_spec_dec(self: Any) -> None:
+        names = tuple(self._saved_tensors)
+        self._saved_tensors.clear()
+        for name in names:
+            setattr(self, name, self._saved_tensors.get(name))
+
+    patch(AttentionMetadata, "restore_from_spec_dec", restore_from_spec_dec)

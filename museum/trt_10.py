@@ -105,14 +105,13 @@ def contexts_keep_older(patch: Patch) -> None:
 )
 def into_the_scratch_row(patch: Patch) -> None:
     from engines.portable.speculative.interface import SpecWorkerBase
+    from engines.process import replaced
 
     scatter = SpecWorkerBase._scatter_draft_probs
 
     def _scatter_draft_probs(self: Any, logits: Any, spec_metadata: Any, draft_step: Any) -> None:
-        slots = spec_metadata.batch_slot_ids
         of_now = spec_metadata.proposal_slots.get_slots(spec_metadata.request_ids)
-        spec_metadata.batch_slot_ids = baked(of_now, spec_metadata.device)
-        scatter(self, logits, spec_metadata, draft_step)
-        spec_metadata.batch_slot_ids = slots
+        with replaced(spec_metadata, "batch_slot_ids", baked(of_now, spec_metadata.device)):
+            scatter(self, logits, spec_metadata, draft_step)
 
     patch(SpecWorkerBase, "_scatter_draft_probs", _scatter_draft_probs)

@@ -6,6 +6,7 @@ capture. The others are what would go wrong with a counter kept anywhere but on 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from museum.bug import DRAFT_TARGET, EAGLE3, MTP, MTP_EAGLE, SA, Patch, bug
@@ -153,13 +154,12 @@ def taken_back(patch: Patch) -> None:
 
     def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         counter = self._force_accept_rng_counter
-        before = None if counter is None else counter.clone()
-        try:
-            return forward(self, *args, **kwargs)
-        except Exception:
-            if before is not None:
-                counter.copy_(before)
-            raise
+        with ExitStack() as on_failure:
+            if counter is not None:
+                on_failure.callback(counter.copy_, counter.clone())
+            outputs = forward(self, *args, **kwargs)
+            on_failure.pop_all()
+        return outputs
 
     patch(SpecWorkerBase, "forward", _forward)
 

@@ -36,15 +36,13 @@ def left_out(patch: Patch) -> None:
 )
 def neighbours(patch: Patch) -> None:
     from engines.portable.speculative.sa_enhancer import SADraftEnhancer
+    from engines.process import replaced
 
     override = SADraftEnhancer.maybe_override_all_draft_tokens
 
     def maybe_override_all_draft_tokens(self: Any, draft_tokens: Any) -> Any:
-        match_len, gens = self.match_len, len(draft_tokens)
-        self.match_len = match_len[:gens].roll(1)
-        overridden = override(self, draft_tokens)
-        self.match_len = match_len
-        return overridden
+        with replaced(self, "match_len", self.match_len[: len(draft_tokens)].roll(1)):
+            return override(self, draft_tokens)
 
     patch(SADraftEnhancer, "maybe_override_all_draft_tokens", maybe_override_all_draft_tokens)
 
@@ -127,6 +125,7 @@ def fed_back(patch: Patch) -> None:
 )
 def not_waited_for(patch: Patch) -> None:
     from engines.portable.speculative.sa_enhancer import SADraftEnhancer
+    from engines.process import replaced
 
     extend = SADraftEnhancer.extend_and_prepare
     override = SADraftEnhancer.maybe_override_all_draft_tokens
@@ -136,11 +135,9 @@ def not_waited_for(patch: Patch) -> None:
         extend(self, *args)
 
     def maybe_override_all_draft_tokens(self: Any, draft_tokens: Any) -> Any:
-        found = self.match_len, self.draft_tokens
-        self.match_len, self.draft_tokens = self.last
-        overridden = override(self, draft_tokens)
-        self.match_len, self.draft_tokens = found
-        return overridden
+        match_len, found_tokens = self.last
+        with replaced(self, "match_len", match_len), replaced(self, "draft_tokens", found_tokens):
+            return override(self, draft_tokens)
 
     patch(SADraftEnhancer, "extend_and_prepare", extend_and_prepare)
     patch(SADraftEnhancer, "maybe_override_all_draft_tokens", maybe_override_all_draft_tokens)

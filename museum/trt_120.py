@@ -1,7 +1,7 @@
-"""TRT-120: a draft model installs counts of its own in the attention metadata, and they are not put back, ours.
+"""TRT-120: a draft model installs counts of its own in the attention metadata, and they are not put back.
 
-PR #16325 argued about such lists after failures. Upstream's relative is the MTP head of Qwen3-Next, which went by the
-wrong list.
+An entry of this suite's own. PR #16325 argued about such lists after failures. Upstream's relative is the MTP head of
+Qwen3-Next, which went by the wrong list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TRT-121: dummies that keep the ranks in step are not what they have to be, a number of ours."""
+"""TRT-121: dummies that keep the ranks in step are not what they have to be. An entry of this suite's own."""
 
 from __future__ import annotations
 

@@ -121,15 +121,13 @@ def masked_too_late(patch: Patch) -> None:
 )
 def step_without_drafts(patch: Patch) -> None:
     from engines.portable.speculative.linear import LinearSpecWorker
+    from engines.process import replaced
 
     skip_drafting = LinearSpecWorker.skip_drafting
 
     def _skip_drafting(self: Any, *args: Any) -> Any:
-        decoder, self.guided_decoder = self.guided_decoder, None
-        try:
+        with replaced(self, "guided_decoder", None):
             return skip_drafting(self, *args)
-        finally:
-            self.guided_decoder = decoder
 
     patch(LinearSpecWorker, "skip_drafting", _skip_drafting)
 

@@ -1,4 +1,4 @@
-"""TRT-140, a number of ours: pages that prompts share, and what may go wrong with them in one cache."""
+"""TRT-140: pages that prompts share, and what may go wrong with them in one cache. An entry of this suite's own."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, PARD, Patch, bug
@@ -10,16 +11,15 @@ from museum.bug import DRAFT_TARGET, EAGLE3, MTP_EAGLE, PARD, Patch, bug
 def hook_forgets(patch: Patch, *buffers: str) -> None:
     """Let ``on_update_kv_lens`` of the DSA backend leave some buffers as they are."""
     from engines.portable.attention.backends.sparse.dsa.metadata import DSAtrtllmAttentionMetadata
+    from engines.process import replaced
 
     hook = DSAtrtllmAttentionMetadata.on_update_kv_lens
 
     def on_update_kv_lens(self: Any, **options: Any) -> None:
-        kept = {name: getattr(self, name) for name in buffers}
-        for name, buffer in kept.items():
-            setattr(self, name, buffer.clone())
-        hook(self, **options)
-        for name, buffer in kept.items():
-            setattr(self, name, buffer)
+        with ExitStack() as kept:
+            for name in buffers:
+                kept.enter_context(replaced(self, name, getattr(self, name).clone()))
+            hook(self, **options)
 
     patch(DSAtrtllmAttentionMetadata, "on_update_kv_lens", on_update_kv_lens)
 

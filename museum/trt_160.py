@@ -1,6 +1,7 @@
 """TRT-160: compressed attention, where counts, windows, slots and tables each follow something that changes in a step.
 
-A number of ours: upstream's subclass for DeepSeek-V4 has the places in which DSA's metadata failed, and more of them.
+An entry of this suite's own: upstream's subclass for DeepSeek-V4 has the places in which DSA's metadata failed, and
+more of them.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ _NO_NUMBER = "TensorRT-LLM, no public number"
 
 
 def _of_target_only(patch: Patch, method: str) -> None:
-    """Let a method of the metadata run until drafting begins, and not again before the next ``prepare``."""
+    """Let a method of the metadata do nothing where a draft step calls it, in ``update_for_spec_dec``."""
     from engines.portable.attention.backends.sparse.deepseek_v4.metadata import DeepseekV4TrtllmAttentionMetadata
 
-    update, advance = getattr(DeepseekV4TrtllmAttentionMetadata, method), "update_for_spec_dec"
-    update_for_spec_dec = DeepseekV4TrtllmAttentionMetadata.update_for_spec_dec
+    update = getattr(DeepseekV4TrtllmAttentionMetadata, method)
+    advance = DeepseekV4TrtllmAttentionMetadata.update_for_spec_dec
 
-    def stale(self: Any) -> None:
+    def update_outside(self: Any) -> None:
         if not getattr(self, "_drafting", False):
             update(self)
 
-    def drafting(self: Any) -> None:
+    def update_for_spec_dec(self: Any) -> None:
         self._drafting = True
-        update_for_spec_dec(self)
-        self._drafting = False
+        try:
+            advance(self)
+        finally:
+            self._drafting = False
 
-    patch(DeepseekV4TrtllmAttentionMetadata, method, stale)
-    patch(DeepseekV4TrtllmAttentionMetadata, advance, drafting)
+    patch(DeepseekV4TrtllmAttentionMetadata, method, update_outside)
+    patch(DeepseekV4TrtllmAttentionMetadata, "update_for_spec_dec", update_for_spec_dec)
 
 
 @bug(

@@ -1,7 +1,7 @@
 """TRT-161: page tables as arrays, and views of them for drafters: what a view shares, and what it has to follow.
 
-A number of ours. Two of upstream's own habits are among them: the view is not refreshed between two forwards, and its
-draft loop writes into the target's lengths.
+An entry of this suite's own. Two of upstream's habits are in it: the view is not refreshed between two forwards, and
+its draft loop writes into the target's lengths.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ def rejected_seen(patch: Patch) -> None:
 )
 def pages_of_the_target(patch: Patch) -> None:
     from engines.portable.attention.backends.flashinfer import FlashInferAttentionMetadata
+    from engines.process import replaced
 
     create, write = FlashInferAttentionMetadata._create_draft_view, FlashInferAttentionMetadata._write_page_table
 
@@ -132,10 +133,8 @@ def pages_of_the_target(patch: Patch) -> None:
         return view
 
     def _write_page_table(self: Any, num_blocks: Any) -> None:
-        own, other = self.kv_cache_manager, getattr(self, "_other_manager", self.kv_cache_manager)
-        self.kv_cache_manager = other
-        write(self, num_blocks)
-        self.kv_cache_manager = own
+        with replaced(self, "kv_cache_manager", getattr(self, "_other_manager", self.kv_cache_manager)):
+            write(self, num_blocks)
 
     patch(FlashInferAttentionMetadata, "_create_draft_view", _create_draft_view)
     patch(FlashInferAttentionMetadata, "_write_page_table", _write_page_table)

@@ -1,6 +1,6 @@
 """TRT-162: one page per sequence and lengths on the host: both are looked up anew for each batch.
 
-A number of ours; upstream's backend of this kind is its simplest, and the one that others are compared with.
+An entry of this suite's own; upstream's backend of this kind is its simplest, with which others are compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TRT-37: a length contains the width of the verified rows, and the correction for it is not applied exactly once.
 
-Before its first forward a tree drafter takes off what the tree had more rows than the longest path of it has.
+Before its first forward a tree drafter takes the rows of the tree off that its longest path does not have.
 """
 
 from __future__ import annotations

@@ -80,15 +80,13 @@ def slot_of_a_finished_request(patch: Patch) -> None:
 )
 def slots_of_failed_requests(patch: Patch) -> None:
     from engines.portable.pyexecutor.py_executor import PyExecutor
+    from engines.process import replaced
 
     handle_errors = PyExecutor._handle_errors
 
     def _handle_errors(self: Any, iteration: Any, error: Any) -> Any:
-        self.spec_resource_manager, manager = None, self.spec_resource_manager
-        try:
+        with replaced(self, "spec_resource_manager", None):
             return handle_errors(self, iteration, error)
-        finally:
-            self.spec_resource_manager = manager
 
     patch(PyExecutor, "_handle_errors", _handle_errors)
 

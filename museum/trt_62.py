@@ -47,15 +47,14 @@ def ids_in_draft_tables(patch: Patch) -> None:
 )
 def ids_in_tables(patch: Patch) -> None:
     from engines.portable.pyexecutor.resource_manager import KVCacheManager
-
-    def get_block_table(self: Any, request_ids: Any) -> Any:
-        decode, self._offloading = self._offloading, None
-        try:
-            return table(self, request_ids) % self.num_blocks
-        finally:
-            self._offloading = decode
+    from engines.process import replaced
 
     table = KVCacheManager.get_block_table
+
+    def get_block_table(self: Any, request_ids: Any) -> Any:
+        with replaced(self, "_offloading", None):
+            return table(self, request_ids) % self.num_blocks
+
     patch(KVCacheManager, "get_block_table", get_block_table)
 
 

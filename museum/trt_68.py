@@ -23,16 +23,13 @@ _REFERENCE = "TensorRT-LLM #18660, #17347, #19006"
 )
 def failed_requests_kept(patch: Patch) -> None:
     from engines.portable.pyexecutor.py_executor import PyExecutor
+    from engines.process import replaced
 
     handle = PyExecutor._handle_errors
 
     def _handle_errors(self: Any, *args: Any) -> Any:
-        managers = self.kv_cache_managers
-        self.kv_cache_managers = managers[:1]
-        try:
+        with replaced(self, "kv_cache_managers", self.kv_cache_managers[:1]):
             return handle(self, *args)
-        finally:
-            self.kv_cache_managers = managers
 
     patch(PyExecutor, "_handle_errors", _handle_errors)
 

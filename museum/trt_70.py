@@ -9,6 +9,25 @@ from museum.bug import DFLASH, DSPARK, EAGLE3, MTP_EAGLE, SA, Patch, bug
 _REFERENCE = "TensorRT-LLM #16888"
 
 
+def _skip(patch: Patch, worker: Any) -> None:
+    """Let the worker do nothing but accept where there is nothing to draft."""
+
+    def skip_drafting(
+        self: Any,
+        input_ids: Any,
+        position_ids: Any,
+        hidden_states: Any,
+        logits: Any,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
+    ) -> Any:
+        tokens = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
+        return self._outputs(logits, tokens, tokens.new_ones(len(tokens)), tokens[:, :0])
+
+    patch(worker, "skip_drafting", skip_drafting)
+
+
 @bug(
     "TRT-70",
     kind="K8",
@@ -35,25 +54,6 @@ def text_skipped(patch: Patch) -> None:
     from engines.portable.speculative.sa_worker import SAWorker
 
     _skip(patch, SAWorker)
-
-
-def _skip(patch: Patch, worker: Any) -> None:
-    """Let the worker do nothing but accept where there is nothing to draft."""
-
-    def skip_drafting(
-        self: Any,
-        input_ids: Any,
-        position_ids: Any,
-        hidden_states: Any,
-        logits: Any,
-        attn_metadata: Any,
-        spec_metadata: Any,
-        draft_model: Any,
-    ) -> Any:
-        tokens = self._sample_tokens_for_batch(logits).int().unsqueeze(1)
-        return self._outputs(logits, tokens, tokens.new_ones(len(tokens)), tokens[:, :0])
-
-    patch(worker, "skip_drafting", skip_drafting)
 
 
 @bug(

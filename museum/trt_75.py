@@ -7,6 +7,30 @@ from typing import Any
 from museum.bug import EAGLE3, Patch, bug
 
 
+def _replay_the_smallest(patch: Patch, alike: int) -> None:
+    """Let the smallest graph be replayed of those whose keys begin with the same ``alike`` numbers.
+
+    A key is batch size, draft length and rows of the generations.
+    """
+    from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
+
+    get_graph_metadata, replay_graph = CUDAGraphRunner.get_graph_metadata, CUDAGraphRunner.replay
+
+    def smallest(self: Any, key: Any) -> Any:
+        if key not in self.graphs:
+            return key  # it is to be captured
+        return min(known for known in self.graphs if known[:alike] == key[:alike])
+
+    def metadata(self: Any, key: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
+        return get_graph_metadata(self, smallest(self, key), attn_metadata, spec_metadata)
+
+    def replay(self: Any, key: Any, inputs: Any) -> Any:
+        return replay_graph(self, smallest(self, key), inputs)
+
+    patch(CUDAGraphRunner, "get_graph_metadata", metadata)
+    patch(CUDAGraphRunner, "replay", replay)
+
+
 @bug(
     "TRT-75",
     kind="K8",
@@ -16,23 +40,7 @@ from museum.bug import EAGLE3, Patch, bug
     caught_by=("layout-equals-reference", "gather-ids-match-layout", "replay-equals-eager"),
 )
 def graph_of_another_length(patch: Patch) -> None:
-    from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
-
-    get_graph_metadata, replay_graph = CUDAGraphRunner.get_graph_metadata, CUDAGraphRunner.replay
-
-    def shortest(self: Any, key: Any) -> Any:
-        return min((known for known in self.graphs if known[0] == key[0]), default=key)
-
-    def metadata(self: Any, key: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
-        # A graph that is to be captured is not there yet.
-        chosen = shortest(self, key) if key in self.graphs else key
-        return get_graph_metadata(self, chosen, attn_metadata, spec_metadata)
-
-    def replay(self: Any, key: Any, inputs: Any) -> Any:
-        return replay_graph(self, shortest(self, key), inputs)
-
-    patch(CUDAGraphRunner, "get_graph_metadata", metadata)
-    patch(CUDAGraphRunner, "replay", replay)
+    _replay_the_smallest(patch, alike=1)
 
 
 @bug(
@@ -45,22 +53,7 @@ def graph_of_another_length(patch: Patch) -> None:
     caught_by=("kv-lens-equals-reference", "replay-equals-eager"),
 )
 def graph_of_other_rows(patch: Patch) -> None:
-    from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
-
-    get_graph_metadata, replay_graph = CUDAGraphRunner.get_graph_metadata, CUDAGraphRunner.replay
-
-    def fewest(self: Any, key: Any) -> Any:
-        return min((known for known in self.graphs if known[:2] == key[:2]), default=key)
-
-    def metadata(self: Any, key: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
-        chosen = fewest(self, key) if key in self.graphs else key
-        return get_graph_metadata(self, chosen, attn_metadata, spec_metadata)
-
-    def replay(self: Any, key: Any, inputs: Any) -> Any:
-        return replay_graph(self, fewest(self, key), inputs)
-
-    patch(CUDAGraphRunner, "get_graph_metadata", metadata)
-    patch(CUDAGraphRunner, "replay", replay)
+    _replay_the_smallest(patch, alike=2)
 
 
 @bug(

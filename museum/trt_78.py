@@ -19,15 +19,19 @@ _REFERENCE = "TensorRT-LLM #18629, #18293"
 )
 def exchanged_before_prepare(patch: Patch) -> None:
     from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
+    from engines.process import replaced
 
     gather = PyTorchModelEngine._gather_spec_counts
 
     def too_early(self: Any, attn_metadata: Any, spec_metadata: Any) -> None:
-        rewritten, rule = spec_metadata.num_tokens, spec_metadata.dp_num_tokens
-        spec_metadata.num_tokens = attn_metadata.num_tokens
-        spec_metadata.dp_num_tokens = lambda num_tokens, num_generations: num_tokens
-        gather(self, attn_metadata, spec_metadata)
-        spec_metadata.num_tokens, spec_metadata.dp_num_tokens = rewritten, rule
+        def as_fed(num_tokens: int, num_generations: int) -> int:
+            return num_tokens
+
+        with (
+            replaced(spec_metadata, "num_tokens", attn_metadata.num_tokens),
+            replaced(spec_metadata, "dp_num_tokens", as_fed),
+        ):
+            gather(self, attn_metadata, spec_metadata)
 
     patch(PyTorchModelEngine, "_gather_spec_counts", too_early)
 

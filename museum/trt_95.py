@@ -169,13 +169,13 @@ def as_in_a_chain(patch: Patch) -> None:
 )
 def behind_contexts(patch: Patch) -> None:
     from engines.portable.pyexecutor.mamba_cache_manager import MambaHybridCacheManager
+    from engines.process import replaced
 
     update = MambaHybridCacheManager.update_mamba_states
 
     def update_mamba_states(self: Any, *, attn_metadata: Any, **kwargs: Any) -> None:
-        states = self.intermediate_ssm_states
-        self.intermediate_ssm_states = states.roll(-attn_metadata.num_contexts, 0)
-        update(self, attn_metadata=attn_metadata, **kwargs)
-        self.intermediate_ssm_states = states
+        shifted = self.intermediate_ssm_states.roll(-attn_metadata.num_contexts, 0)
+        with replaced(self, "intermediate_ssm_states", shifted):
+            update(self, attn_metadata=attn_metadata, **kwargs)
 
     patch(MambaHybridCacheManager, "update_mamba_states", update_mamba_states)

@@ -1,4 +1,7 @@
-"""TRT-99: what upstream decides in ``prepare`` of short sequences outlives the contexts, a number of ours."""
+"""TRT-99: what ``prepare`` decides for short sequences still holds when contexts have become generations.
+
+An entry of this suite's own, after upstream's code.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def one_token_of_a_dummy(patch: Patch) -> None:
         self.is_idle = all(r.is_dummy for r in requests) and bool(self.dist.scheduled)
         return flatten(self, scheduled_requests, *args)
 
-    def _gather_num_tokens(self: Any, attn_metadata: Any, spec_metadata: Any) -> Any:
+    def _gather_num_tokens(self: Any, attn_metadata: Any) -> Any:
         if not self.dist.enable_attention_dp:
             return None
         width = self.spec_metadata.runtime_tokens_per_gen_step

@@ -82,14 +82,12 @@ def first_depth(patch: Patch) -> None:
 )
 def rows_of_contexts(patch: Patch) -> None:
     from engines.portable.speculative.interface import SpecWorkerBase
+    from engines.process import replaced
 
     hold = SpecWorkerBase._proposals_hold
 
     def _proposals_hold(self: Any, logits: Any, draft_tokens: Any, attn: Any, spec: Any) -> Any:
-        slots = spec.batch_slot_ids
-        spec.batch_slot_ids = slots.roll(attn.num_contexts)
-        held = hold(self, logits, draft_tokens, attn, spec)
-        spec.batch_slot_ids = slots
-        return held
+        with replaced(spec, "batch_slot_ids", spec.batch_slot_ids.roll(attn.num_contexts)):
+            return hold(self, logits, draft_tokens, attn, spec)
 
     patch(SpecWorkerBase, "_proposals_hold", _proposals_hold)

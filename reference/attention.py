@@ -39,7 +39,10 @@ EVERYTHING: Final = Sight()
 
 
 class Reading:
-    """The target on its way through the slots of a request, with its ``digest`` of those seen so far: all of them."""
+    """The target as it reads the slots of a request one by one; ``digest`` is that of the slots seen so far.
+
+    Here, with dense attention, every slot counts.
+    """
 
     def __init__(self, length: int = 0, digest: int = 0) -> None:
         self.digest = digest

@@ -20,9 +20,9 @@ class Asked(NamedTuple):
 def blocks(asked: Sequence[Asked]) -> list[int]:
     """The block that each is given, as the number of the one for which it was made.
 
-    A graph takes the smallest block that is large enough, of those of other graphs if there is one, so that graphs
-    share what the largest of them, captured first, was given. Anybody else gets a block of his own, and the last such
-    block is dropped when another one has to be made.
+    A graph takes the smallest block that is large enough, one of another graph if there is one. So graphs share what
+    the largest of them, captured first, was given. Whoever asks without a graph gets a new block, and blocks that
+    no graph reads are dropped whenever a new one is made.
     """
     made: list[tuple[int, Asked]] = []
     given: list[int] = []

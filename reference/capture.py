@@ -19,7 +19,7 @@ def layers_to_capture(given: Collection[int] | None, num_layers: int) -> tuple[i
     if num_layers == 1:
         return (0,)
     if num_layers <= 5:
-        raise ValueError(f"{num_layers} layers are too few to choose three of them")
+        raise ValueError(f"{num_layers} layers are too few to choose three of them; name those to capture")
     return 1, num_layers // 2 - 1, num_layers - 4
 
 

@@ -18,8 +18,6 @@ from scenarios.model import Config
 
 def enhanced(batch: Batch, drafting: Drafting) -> Drafting:
     """The same calls, with drafts that the next step will verify; those of the drafter itself are kept beside them."""
-    if drafting.drafts is None:
-        return drafting
     pairs = zip(batch.rows, drafting.drafts, strict=True)
     drafts = [
         Drafts(continuation(row, batch.draft_len), model=made.tokens) if row.overridden else made for row, made in pairs

@@ -206,8 +206,8 @@ class Session:
 
         Lengths that the host has supposed are corrected before the target runs, in a replay inside the graph.
         """
-        # Nothing but prepare() sets back what the draft update of the run before has set (K = 0 has no such update,
-        # but only one token per row anyway; nor has a worker that calls no draft model).
+        # What a draft update has set stays until the next prepare(), and so is found by further forwards on one
+        # preparation. A worker that calls no draft model has no update; K = 0 has none either, but one token per row.
         updated = run > 0 and bool(drafting.calls)
         start = host.batch if phase == "replay" else batch
         entered = attention_metadata.target(start) | self._maps(start, host.batch, phase, updated=updated)

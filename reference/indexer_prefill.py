@@ -55,9 +55,7 @@ def prefill_chunks(chunks: Sequence[Chunk], longest: int, ratio: int = 1) -> lis
     pieces: list[PrefillChunk] = []
     for group in _packed([chunk.query for chunk in chunks], longest):
         first, start = firsts[group[0]], tokens[group[0]]
-        seen = [
-            window for i in group for window in _seen(chunks[i], firsts[i] - first, ratio)
-        ]  # fmt: skip
+        seen = [window for i in group for window in _seen(chunks[i], firsts[i] - first, ratio)]
         for begin in range(0, len(seen), longest):
             part = seen[begin : begin + longest]
             # A cut context needs no keys beyond its own last token; contexts that share a piece need all of theirs.

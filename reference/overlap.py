@@ -68,8 +68,8 @@ class OverlappedRow:
 def _continued(row: Row, last: Batch | None) -> tuple[int, OverlappedRow | None]:
     """Which row of ``last`` a generation goes on from, and what is known of it; -1 and None where there is none.
 
-    Of a prompt that ends there the host counts all but the last token as known, as if the target's own token were
-    the first of a generation's to be accepted, one with as many drafts as there are in that step.
+    A prompt that ends in ``last`` is counted like a generation of full width: all but its last token are known, and its
+    first output is what that generation accepts.
     """
     for index, before in enumerate(last.rows if last and row.request is not None and not row.is_context else ()):
         if last and before.request == row.request:

@@ -27,8 +27,10 @@ def proposed(batch: Batch, drafting: Drafting, config: Config) -> Drafting:
 
 
 def _of_row(batch: Batch, row: Row, made: Drafts, config: Config) -> Sequence[int]:
-    """Drafts that are made one after the other are chosen after those before them; made in one call, each is chosen
-    after what the drafter itself believes to come before it.
+    """The proposals of a row's drafts.
+
+    Drafts that are made one after the other are each chosen after those before them. Of those that are made in one call
+    each is chosen after what the drafter itself believes to come before it.
     """
     one_by_one = config.traits.drafts_for_contexts
     if row.is_context and not one_by_one:

@@ -19,7 +19,7 @@ def widths(batch: Batch, config: Config) -> Fields:
 
 
 def published(batch: Batch, config: Config) -> Fields:
-    """The same with what the host knows, before anything of the step is derived from it."""
+    """What ``prepare()`` leaves: the widths on the device, and the host's list from which they are copied."""
     if not config.ragged_verify:
         return {}
     return {"ragged_verify_lens": [row.query for row in batch.generations]} | widths(batch, config)

@@ -38,7 +38,8 @@ class StaticTree:
         ways = [(), *sorted(set(map(tuple, self.choices)), key=lambda way: (len(way), way))]
         for way in ways[1:]:
             if way[:-1] not in ways or not 1 <= len(way) <= self.max_draft_len:
-                raise ValueError(f"eagle_choices: {list(way)} is no node of a tree of depth {self.max_draft_len}")
+                problem = f"eagle_choices: {list(way)} is no node of a tree of depth {self.max_draft_len}"
+                raise ValueError(f"{problem}; add the node that it follows, or raise max_draft_len")
         return [ways.index(way[:-1]) if way else ROOT for way in ways]
 
     @cached_property

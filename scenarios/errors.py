@@ -47,9 +47,11 @@ def require(condition: bool, field: str, problem: str, remedy: str) -> None:
 
 
 def closest(name: str, names: Iterable[str], *, listed: str = "") -> str:
-    """A remedy for an unknown ``name``: the nearest known one, or all of them, of many three, when none is near.
+    """A remedy for an unknown ``name``: the known one that is nearest to it.
 
-    ``listed`` is where to read all of them, and then takes the place of those three.
+    When none is near, all names are listed or, if they are many, the three nearest.
+
+    listed  where a person finds all of them; of many names it is named instead of the three
     """
     known = sorted(names)
     lowered = {k.lower(): k for k in known}

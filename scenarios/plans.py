@@ -51,7 +51,7 @@ class RequestState:
     ahead: int = 0
     """With overlap: tokens by which the host takes ``past`` for more, while its last step is in flight."""
     rewind: int = 0
-    """With overlap: granted tokens that this step will give back."""
+    """Granted tokens that are taken back when its last step has been processed; with overlap, that is a step later."""
     ending: bool = False
     """With overlap: it ends when this step is processed."""
 

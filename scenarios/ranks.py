@@ -31,7 +31,10 @@ def padding(config: Config, step: Step) -> tuple[Generation, ...]:
 
 
 def kept_in_step(config: Config, step: Step) -> Step:
-    """``step`` with a batch for each other rank, one generation where there is none, and with just those dummies."""
+    """``step`` with a batch for each other rank, and with the dummies that ``padding`` says in place of its own.
+
+    A rank whose batch is missing gets one generation.
+    """
     if step.phase.is_startup:
         return replace(step, peers=())
     others = config.attention_dp_size - 1
@@ -67,7 +70,7 @@ def check_ranks_config(config: Config) -> None:
 
 def _one_of(size: int) -> str:
     """What to write for a rank of so many."""
-    return f"write {size - 1} or less, from 0 on" if size > 1 else "write 0, or add ranks"
+    return f"write 0 to {size - 1}" if size > 1 else "write 0, or add ranks"
 
 
 def check_replica(config: Config) -> None:

@@ -122,7 +122,7 @@ class KnownPages:
 
     @property
     def shared(self) -> int:
-        """By how much the pages of all requests together are more than there are."""
+        """Owners beyond the first of each page: by so many a sum over all requests counts too many pages."""
         return sum(self.owners.values()) - len(self.owners)
 
     def reclaim(self, room: int) -> None:
@@ -182,7 +182,7 @@ class Reuse:
                     pool.claim(row.request, self._keys(pool, row.request, row.reused))
 
     def shared(self) -> tuple[int, ...]:
-        """Of each pool, by how much the pages of all requests together are more than there are."""
+        """Of each pool, by how many a sum over all requests counts too many pages, as some have several owners."""
         return tuple(pool.shared for pool in self.pools)
 
     def take(self, in_use: Collection[int]) -> None:

@@ -177,7 +177,7 @@ class Schedule:
         return rows
 
     def _grant(self, rows: list[RowPlan]) -> None:
-        """Let the requests of a step have what it is granted."""
+        """Give the requests of a step the tokens, and with block reuse the pages, that their rows are granted."""
         for plan in rows:
             if plan.request is not None:
                 self.requests[plan.request].granted = plan.granted
@@ -189,7 +189,7 @@ class Schedule:
         self.reuse.take(pages(self.config, [*held, *dummies], self.reuse.shared()))
 
     def _move(self, state: RequestState, row: Context | Generation, plan: RowPlan, draft_len: int) -> None:
-        """What the step has made of a request."""
+        """Advance ``state`` by the request's row in a step that succeeded."""
         if plan.is_context:
             state.past = plan.past + plan.query
             if plan.accepted and plan.request is not None:
@@ -210,13 +210,13 @@ class Schedule:
             state.agree += row.near
 
     def _land(self) -> None:
-        """What was in flight has been processed."""
+        """The step in flight has been processed: requests give back what they did not need, and may end."""
         for state in self.requests.values():
             state.land()
         self.reuse.land()
 
     def _fail(self, step: Step) -> None:
-        """What was in flight is lost, as every request in it has failed."""
+        """A step has failed, and with it every active request, those of the step in flight included."""
         assert step.fault is not None
         self.in_flight = False
         if not self.tolerates(step):

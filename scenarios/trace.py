@@ -13,6 +13,7 @@ restored    the worker's forward has returned, with its outputs (once per run)
 updated     sampler and KV-cache manager are updated (once per step, served or start-up); with overlap after the
             next step's forward, or when the run ends, and never if the next step fails
 failed      the step ended in an exception and the executor has handled it (instead of the rest)
+unreadable  what was to be observed here could not be, as ``exception`` and ``message`` say (instead of the sub-step)
 =========== ================================================================================================
 
 A trace of the oracle has the same sub-steps and a subset of the fields: only what is specified. A field that
@@ -34,6 +35,7 @@ SAVED: Final = "saved"
 RESTORED: Final = "restored"
 UPDATED: Final = "updated"
 FAILED: Final = "failed"
+UNREADABLE: Final = "unreadable"
 
 
 def draft(i: int) -> str:
@@ -97,7 +99,8 @@ FIELDS: Final[dict[str, str]] = {
     "position_ids": "device int32 [rows]; with overlap the host's at prepared, and also at entered and restored",
     "hidden_states": "device int64 [rows] (tracer digests); draft[i] of workers that feed hidden states",
     "draft_all_rank_num_tokens": "host: the all_rank_num_tokens argument of the draft call, if it has one",
-    # Sparse attention (DSA): prepared, entered, draft[i]; rows of this forward, t = num_tokens, g = num_generations.
+    # Sparse attention (DSA): prepared, entered, draft[i], and tables of pages after a forward, too: restored, failed.
+    # Of the rows of this forward, t = num_tokens, g = num_generations.
     "req_idx_per_token": "device int32 [t]: batch row of each token",
     "slot_mapping_fp8": "device int64 [t]: byte offset of each token in the indexer's cache",
     "slot_owners": "where slot_mapping_fp8 points: per token [batch row, KV index], [-1, -1] outside the batch's pages",
@@ -106,7 +109,8 @@ FIELDS: Final[dict[str, str]] = {
     "gen_kv_indptr": "device int64 [g + 1]: running totals of the generations' KV lengths",
     "gen_cached_token_indptr": "device int64 [g + 1]: the same of their cached lengths",
     "kv_lens_cuda_2d": "device int32 [g, 1 + Kmax]: KV length of each generation, in every column",
-    "max_gen_seq_len": "host int: longest query of a generation, 0 without generations",
+    "max_gen_seq_len": "host int: longest query of a generation, 0 without generations; from the first draft update to "
+    "the next ``prepare`` 1",
     "scale_owners": "where slot_mapping_scale points, as slot_owners",
     "skip_indexer_for_ctx_reqs": "host bool: contexts are so short that they attend to all of their tokens",
     "skip_indexer_for_gen_reqs": "host bool: the same of the generations of this forward",
@@ -118,7 +122,8 @@ FIELDS: Final[dict[str, str]] = {
     "ctx_kv_indptr": "device int64 [C + 1]: running totals of the contexts' KV lengths; prepared",
     "ctx_cached_token_indptr": "device int64 [C + 1]: the same of their cached lengths; prepared",
     "fullkv_owners": "where slot_mapping_fp8_fullkv points, all keys of contexts, as slot_owners; prepared, draft[i]",
-    # Compressed attention (DEEPSEEK_V4): prepared, entered, draft[i]; fields marked r map each ratio to its values.
+    # Compressed attention (DEEPSEEK_V4): prepared, entered, draft[i], and tables of pages also restored, failed; fields
+    # marked r map each ratio to its values.
     # Of the sparse fields above it has those of rows and generations there, and those of the indexer at prepared and
     # entered, where its tokens are the compressed ones that the step adds.
     "cu_seq_lens": "device int32 [n + 1]: running totals of the rows' queries",

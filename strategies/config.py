@@ -88,10 +88,10 @@ def configs(
     max_batch      largest ``Config.max_num_requests``, at most 256
     plain_caches   whether target and drafter always share one KV cache of version V1, whose pages stay in place
 
-    Pages of 1 to 8 tokens; in four of ten, where the worker allows it, the drafter's cache has a manager and pages of
-    its own. In half of them, one or more of the pools, ``max_num_tokens`` and ``max_seq_len`` are so small
-    that a few steps exhaust them. Shrinks to a roomy configuration with draft length 1. Raises ``UsageError`` for a
-    name that does not exist or a number that is out of range.
+    Pages of 1 to 12 tokens, or of a whole sequence on a backend that has one page for each; in four of ten, where the
+    worker allows it, the drafter's cache has a manager and pages of its own. In half of them, one or more of the pools,
+    ``max_num_tokens`` and ``max_seq_len`` are so small that a few steps exhaust them. Shrinks to a roomy configuration
+    with draft length 1. Raises ``UsageError`` for a name that does not exist or a number that is out of range.
     """
     names = _names("workers", WORKERS if workers is None else workers, WORKERS)
     known_backends = _names("backends", backends, BACKENDS)

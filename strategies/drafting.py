@@ -14,8 +14,8 @@ def draft_lengths(config: Config) -> st.SearchStrategy[int]:
     """Runtime draft lengths K of a step, from the worker's smallest to ``max_draft_len``.
 
     With drafts accepted by force there are at least as many. Shrinks to 1. Zero and the maximum are drawn twice as
-    often as the others, so that a few steps in a row go K, 0, K or shrink and grow. Raises ``UsageError`` for a
-    configuration that is not valid.
+    often as the others, so that a few steps in a row go K, 0, K or shrink and grow; with verify widths it is the
+    maximum alone, three times as often. Raises ``UsageError`` for a configuration that is not valid.
     """
     check_config(config)
     return st.sampled_from(draft_lens(config))
@@ -38,7 +38,7 @@ def _agreements(draw: st.DrawFn, draft_len: int, rows: int) -> tuple[int, ...]:
 
 
 def draw_agreements(draw: Draw, draft_len: int, rows: int, least: int = 0) -> tuple[int, ...]:
-    """The same, with the ``draw`` of a composite strategy; ``least`` everywhere at least."""
+    """As ``agreements``, with the ``draw`` of a composite strategy; each row agrees with ``least`` drafts at least."""
     options = draft_len - least + 1
     if options == 1 or rows == 0:
         return (least,) * rows

@@ -25,7 +25,7 @@ def replayable(schedule: Schedule) -> list[tuple[int, int, int]]:
 
 
 def phase_table(schedule: Schedule, *, with_startup: bool = True) -> tuple[Phase, ...]:
-    """The same as a table of five, simplest first; a phase listed twice is twice as likely.
+    """Phases that the next step may have, as a table of five, simplest first; one listed twice is twice as likely.
 
     Always five, so that a step keeps its place among the choices when Hypothesis removes an earlier one.
     """

@@ -123,6 +123,24 @@ def tracer_digests(device: str) -> None:
             assert_equal(*both(partial(digests, shift)))
 
 
+def pages_outside_the_pool(device: str) -> None:
+    """A page that the pool does not have, as the table of another cache may name, is read as the last one.
+
+    Torch ends the process there, so it is given the last one itself.
+    """
+    table = table_with_gaps(SEQUENCES).to(device)
+    rows = Rows(*numbers(0, SEQUENCES, 2, 70, dtype=torch.int64).to(device))
+    pool = numbers(1, 1 << 20, POOL // 2, SIZE, dtype=torch.int64).to(device)
+    tracer, unknown = Tracer(PAGES * SIZE, torch.device(device)), torch.zeros(70, dtype=torch.int32, device=device)
+
+    def digests() -> Tensor:
+        pages = table if kernels.triton_for(pool) else table.clamp(max=len(pool) - 1)
+        return tracer.target(Cache(pool, pages), rows, unknown, unknown)
+
+    with mock.patch.object(engines.tracer, "write"):
+        assert_equal(*both(digests))
+
+
 def on_device_comparison(device: str) -> None:
     """Equal content, one and several places that differ, and some of which nothing is said; both integer types."""
     said = numbers(0, 4, 600, dtype=torch.int64)
@@ -147,5 +165,6 @@ COMPARISONS: Final[tuple[Comparison, ...]] = (
     kv_lens_after_acceptance,
     running_totals,
     tracer_digests,
+    pages_outside_the_pool,
     on_device_comparison,
 )

@@ -99,7 +99,7 @@ def endless(process: int) -> Iterator[Scenario]:
 
 
 def share(process: int, steps: int, device: str, ends: int = ENDS) -> Share:
-    """Run at least so many steps, the first ``ends`` ones once more at the end."""
+    """Run at least ``steps`` steps, of which the last ``ends`` are those of the first scenarios again."""
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(process % torch.cuda.device_count())
@@ -139,7 +139,7 @@ def share(process: int, steps: int, device: str, ends: int = ENDS) -> Share:
 
 
 def long_run(steps: int, processes: int, device: str = "cuda") -> dict[str, Any]:
-    """Run at least so many steps in all."""
+    """Run at least ``steps`` steps in all, shared out over ``processes``."""
     begin = time.perf_counter()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         shares = list(pool.map(share, range(processes), [-(-steps // processes)] * processes, [device] * processes))
@@ -158,7 +158,7 @@ def long_run(steps: int, processes: int, device: str = "cuda") -> dict[str, Any]
 
 
 def faults(shares: list[Share], steps: int) -> list[str]:
-    """Why a run that was asked for so many steps has not passed; empty if it has."""
+    """Why a run that was asked for ``steps`` steps has not passed; empty if it has."""
     done, of = sum(s.steps for s in shares), _of(shares)
     found = [] if done >= steps else [f"{done} steps of {steps}"]
     found += [f"no step with {name}" for name in ("replay", *DIMENSIONS) if not of[name]]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from scenarios import WORKERS, Config, Context, Generation, Phase, Request, Scenario, Step, check
 from scenarios.overlap import overlaps_on
 from scenarios.reuse import reuses_on
 from scenarios.rows import recurs_on
 
-_SHARED: int = 12
+_SHARED: Final = 12
 """Tokens that prompts have in common where their pages may be reused: some pages of four tokens."""
 
 

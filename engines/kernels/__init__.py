@@ -1,7 +1,7 @@
 """Kernels of the portable engine that exist twice: as torch operations, and written in Triton for one launch each.
 
 Whoever calls one asks ``triton_for(tensor)`` and runs the torch operations where that is None. Both give the same
-bits. Which are used is a setting of a moment, see ``using``; outside of any it is torch.
+bits. ``using`` says which are used; outside of it they are torch's.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing is specialised by the value or the alignment of an argument, so that each kernel is compiled once for each type
 of its arguments and ``warm_up`` compiles all of them. What is read and written lies inside the tensors whatever their
-content: a wrong row gives a wrong value, as with torch, or that of the nearest row, where torch ends the process.
+content: a wrong row or page gives a wrong value, as with torch, or the nearest one's, where torch ends the process.
 """
 
 from __future__ import annotations
@@ -129,11 +129,12 @@ def running_totals(queries: Tensor, kv_lens: Tensor, cu_q: Tensor, cu_kv: Tensor
 
 
 @triton.jit
-def _slot(pool, table, row, place, columns, row_stride, size, wanted):
+def _slot(pool, table, columns, row_stride, size, last_page, row, place, wanted):
     """Content of a slot of a sequence, EMPTY behind those that its pages have."""
     wanted = wanted & (place >= 0) & (place < columns * size)
     page = tl.load(table + row * row_stride + place // size, mask=wanted, other=0).to(tl.int64)
-    return tl.load(pool + tl.maximum(page, 0) * size + place % size, mask=wanted, other=_EMPTY)
+    page = tl.minimum(tl.maximum(page, 0), last_page)
+    return tl.load(pool + page * size + place % size, mask=wanted, other=_EMPTY)
 
 
 @triton.jit
@@ -144,8 +145,8 @@ def _term(index, value):
 
 @_kernel
 def _digest(
-    pool, table, columns, row_stride, size, draft_pool, draft_table, draft_columns, draft_row_stride, draft_size,
-    sequences, indices, digests, slots, shift, BLOCK: tl.constexpr,
+    pool, table, columns, row_stride, size, last_page, draft_pool, draft_table, draft_columns, draft_row_stride,
+    draft_size, draft_last_page, sequences, indices, digests, slots, shift, BLOCK: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0)
     row = tl.load(sequences + item)
@@ -155,12 +156,13 @@ def _digest(
     while begin <= last:
         place = begin + tl.arange(0, BLOCK).to(tl.int64)
         wanted = place <= last
-        value = _slot(pool, table, row, place, columns, row_stride, size, wanted & (place < slots))
+        value = _slot(pool, table, columns, row_stride, size, last_page, row, place, wanted & (place < slots))
         # Without a shift the drafter's cache is not looked at.
         before = wanted & (shift > 0)
         drafted = _slot(
-            draft_pool, draft_table, row, place - shift, draft_columns, draft_row_stride, draft_size, before
-        )
+            draft_pool, draft_table, draft_columns, draft_row_stride, draft_size, draft_last_page, row, place - shift,
+            before,
+        )  # fmt: skip
         value = tl.where(drafted == _EMPTY, value, drafted + shift * _ONE_POSITION)
         total += tl.where(wanted, _term(place, value), 0)
         begin += BLOCK
@@ -182,12 +184,15 @@ def digest(target: Any, draft: Any, rows: Any, slots: int, shift: int) -> Tensor
     return digests
 
 
-def _cache(cache: Any) -> tuple[Tensor, Tensor, int, int, int]:
-    """A pool and its table with the sizes that the kernel reads them by; the table's last dimension has stride 1."""
+def _cache(cache: Any) -> tuple[Tensor, Tensor, int, int, int, int]:
+    """A pool and its table with the sizes that the kernel reads them by; the table's last dimension has stride 1.
+
+    These are the table's columns, the stride of its rows, tokens of a page, and the last page of the pool.
+    """
     pool, table = cache.pool, cache.table
     if table.stride(1) != 1:
         table = table.contiguous()
-    return pool, table, table.shape[1], table.stride(0), pool.shape[1]
+    return pool, table, table.shape[1], table.stride(0), pool.shape[1], len(pool) - 1
 
 
 @_kernel

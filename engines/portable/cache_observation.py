@@ -15,7 +15,7 @@ from scenarios import Config
 
 IDENTITY: Final = ("kv_cache_manager", "kv_cache_block_offsets", "draft_kv_cache_block_offsets")
 """Fields of the metadata that refer to something of one cache."""
-_CONTENT: Final = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
+CONTENT: Final = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
 """What the pools hold, in order; a dense backend has the first two, vanilla MTP others."""
 
 Fields = dict[str, Any]
@@ -88,7 +88,7 @@ class CacheObserver:
         told, requests = self._executor.kv_connector, self._executor.active_requests
         fields = {"connector_block_ids": {i: told.get_block_ids(i) for i in requests}}
         if self._config.overlap:
-            # What is told of a step in flight is neither here nor there.
+            # With a step in flight the count that the host tells belongs to neither step.
             return fields
         return {**fields, "connector_num_tokens": {i: told.get_num_tokens(i) for i in requests}}
 
@@ -105,7 +105,7 @@ class CacheObserver:
         if self._config.worker == "MTPWorker":
             target, *layers = content
             return {"target_kv": target, "draft_layers_kv": {i: [layer[i] for layer in layers] for i in used}}
-        return dict(zip(_CONTENT, content))
+        return dict(zip(CONTENT, content))
 
     def _compressed_content(self, used: Mapping[int, int]) -> Fields:
         # Behind the pools of plain tokens come the others.
@@ -125,7 +125,7 @@ class CacheObserver:
 
 
 def _content(manager: KVCacheManager, used: Mapping[int, int]) -> Sequence[dict[int, list[int]]]:
-    """For each pool of a manager the first slots of each request, so many as it has used; read in one go."""
+    """For each pool of a manager the slots that each request has used; ``used`` says how many. Read in one go."""
     size = manager.tokens_per_block
     blocks = {i: manager.get_memory_pool_indices(i)[: -(-tokens // size)] for i, tokens in used.items()}
     pages = torch.tensor([b for owned in blocks.values() for b in owned], dtype=torch.int64, device=manager.device)

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from engines.portable._utils import maybe_pin_memory
+from engines.portable.cache_observation import CONTENT
 from engines.portable.mismatches import ANYTHING
 from engines.portable.pyexecutor.py_executor import PyExecutor
 from engines.portable.pyexecutor.resource_manager import KVCacheManager
 from engines.portable.reuse_observation import KNOWN_CONTENT
 from scenarios import Config
-
-_FIELDS = ("target_kv", "draft_kv", "target_indexer_kv", "draft_indexer_kv")
 
 
 def committed(
@@ -23,11 +22,11 @@ def committed(
 ) -> Iterator[tuple[str, Tensor, list[int] | None]]:
     """For each pool of which something is ``said``: its field, its slots (int64, device) and what they should hold.
 
-    The slots are those of the pages that each request has used, one after the other; what should be there is None
-    where others are active than the trace says, or one has used another number of slots, or than it has pages for. Of a
-    step in flight only the trace says how many that are. Caches of compressed tokens are not looked into.
+    The slots are those of the pages that each request has used, one after the other. What they should hold is None
+    where it does not fit: other requests are active than the trace says, or one of them has another number of tokens.
+    Of a step in flight only the trace says how many there are. Caches of compressed tokens are not looked into.
     """
-    content = said.get(_FIELDS[0], {})
+    content = said.get(CONTENT[0], {})
     used = {i: request.num_cached_tokens for i, request in executor.active_requests.items()}
     if executor.previous_batch is not None:
         used = {i: len(content.get(i, ())) for i in executor.held_requests}
@@ -78,7 +77,7 @@ def _of_layer(config: Config, layer: int, said: Mapping[str, Any]) -> tuple[str,
     if config.worker == "MTPWorker" and layer:
         field = "draft_layers_kv"
         return field, {i: layers[layer - 1] for i, layers in said[field].items()} if field in said else None
-    return _FIELDS[layer], said.get(_FIELDS[layer])
+    return CONTENT[layer], said.get(CONTENT[layer])
 
 
 def _laid_out(expected: Mapping[int, Sequence[int]], used: Mapping[int, int], sizes: Sequence[int]) -> list[int] | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from engines.portable.graphs import CpuGraph
 
 NOT_YET: Final = -1
-"""What whoever does not wait reads instead of a step's outputs."""
+"""What the host reads of a step's outputs before it has waited for them."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class HostCopies:
 
 
 class LatestReads(HostCopies):
-    """Notes what copies would read at the last moment, by their numbers: of those whose source was written by then."""
+    """Notes what a copy would read at the last moment, by its number, if its source has been written by then."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Compares the device with what is expected, at each sub-step and without waiting for it.
 
-In a captured graph, too, it is noted what is there before each draft call, though in a replay none of the host's code
-runs. What is expected of a step is uploaded once per sub-step; of a replay all of it at once, while the graph is
-running, and compared behind it.
+A captured graph, too, notes what is there before each draft call, although none of the host's code runs in a replay.
+What is expected of a step is uploaded sub-step by sub-step. What is expected of a replay is uploaded in one piece while
+the graph runs, and compared behind it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class DeviceChecks:
         self._drafts = 0
 
     def begin(self, step: Step, batch: ScheduledRequests) -> None:
-        """A step is about to start; whoever drives the session has told ``mismatches`` which."""
+        """A step is about to start; the driver of the session has called ``Mismatches.begin_step`` for it."""
         self._said = {substep.key: substep.fields for substep in self._expect(step).substeps}
         self._begin, self._run, self._batch = 0, -1, batch
         self._replays = step.phase is Phase.REPLAY

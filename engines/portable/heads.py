@@ -155,7 +155,7 @@ class SteeredTreeLogitsProcessor(nn.Module):
     def forward(
         self, hidden_states: Tensor, lm_head: nn.Module, attn_metadata: Any, return_context_logits: bool = False
     ) -> Tensor:
-        """Log probabilities, float32 [n * nodes, VOCAB_SIZE], of so many nodes of each row; moves on by one depth."""
+        """Log probabilities, float32 [n * nodes, VOCAB_SIZE], of the nodes of each row; moves on by one depth."""
         tokens = lm_head(hidden_states)
         batch_size = attn_metadata.num_seqs
         agrees = self.steering.agree[:batch_size].unsqueeze(1) > self.steering.depth

@@ -86,7 +86,8 @@ class ShiftedDraftModel(TracerModel):
 class Eagle3Layers(ShiftedDraftModel):
     """The layers of an Eagle3 drafter: rows for the head, and hidden states to save.
 
-    They have no experts; the counts that they are given are those of the attention metadata while they run."""
+    They have no experts; the counts that they are given are those of the attention metadata while they run.
+    """
 
     def forward(
         self,

@@ -42,7 +42,7 @@ from engines.portable.speculative.spec_tree_manager import SpecTreeManager
 from engines.portable.tree_observation import TreeObserver, linear_fields
 from faults import is_injected, raised_at
 from scenarios import BACKENDS, Config, Phase, Step, Substep
-from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UPDATED, VERIFIED, draft
+from scenarios.trace import ENTERED, FAILED, PREPARED, RESTORED, SAVED, UNREADABLE, UPDATED, VERIFIED, draft
 
 Fields = dict[str, Any]
 
@@ -319,6 +319,10 @@ class Observer:
         fields.update(self._racing_copies(), held_for_nobody=held_for_nobody(self._executor))
         fields.update(exception=type(error).__name__, message=str(error), raised_at=raised_at(error))
         self._add(FAILED, fields, run=0)
+
+    def unreadable(self, where: str, error: Exception) -> None:
+        """What was to be read at ``where`` could not be."""
+        self._add(UNREADABLE, {"exception": type(error).__name__, "message": f"{where}: {error}"})
 
     def _cuda_capture(self) -> bool:
         return self._on_cuda and is_current_stream_capturing()

@@ -11,7 +11,7 @@ FIRST_DUMMY_ID: Final = 1 << 31
 """Ids from here on are those of dummies; requests have smaller ones."""
 
 KEYED_BY_REQUEST: Final = ("_block_ids", "_num_tokens", "_slots")
-"""What a table is called whose keys are ids of requests, whoever has it."""
+"""Names of the tables whose keys are ids of requests, in any manager."""
 
 
 def held_for_nobody(executor: PyExecutor) -> list[str]:

@@ -25,7 +25,7 @@ class Plan:
             self._schedule.add(request)
 
     def foresee(self, steps: Iterable[Step], begin: int) -> None:
-        """Check all steps to come, the first of which has index ``begin``; what is behind an end need not come."""
+        """Check all steps to come, the first of which has index ``begin``, up to one that ends the run."""
         if self._schedule is not None:
             self._catch_up()
             ahead = self._schedule.fork()

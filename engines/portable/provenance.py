@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from engines.portable.device_values import OUTPUTS
+from engines.portable.ownership_observation import FIRST_DUMMY_ID
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
 from engines.portable.row_tags import UNTAGGED, RowTags
 from engines.portable.session import PortableSession
@@ -25,7 +27,6 @@ from scenarios.trace import PREPARED, RESTORED, VERIFIED, draft
 
 _FIRST_DUMMY: Final = 1 << 20
 """Tags from here on are dummies, one for each row; requests have smaller ids."""
-_OUTPUTS: Final = ("new_tokens", "new_tokens_lens", "next_draft_tokens", "next_new_tokens")
 _READ_BY_DRAFTERS: Final = ("input_ids", "position_ids", "hidden_states")
 
 
@@ -114,7 +115,7 @@ class ProvenanceSession(PortableSession):
             "position_ids": (result["position_ids"].flatten(), fed),
             "draft_tokens": (
                 spec.draft_tokens,
-                _repeated(generations, len(spec.draft_tokens) // max(len(generations), 1)),
+                _repeated(generations, [len(request.py_draft_tokens) for request in batch.generation_requests]),
             ),
         }
         if hasattr(attn, "kv_lens_cuda"):
@@ -147,7 +148,7 @@ class ProvenanceSession(PortableSession):
         self._drafts += 1
 
     def _returned(self, result: Any, args: Any, kwargs: Any) -> None:
-        for field in _OUTPUTS:
+        for field in OUTPUTS:
             self._look(RESTORED, field, result[field], self._requests_of_rows)
         manager = self._executor.spec_resource_manager
         for kept in {id(m): m for m in (manager, sa_manager_of(manager)) if m is not None}.values():
@@ -155,7 +156,7 @@ class ProvenanceSession(PortableSession):
 
     def _look_into_slots(self, manager: SpecResourceManager) -> None:
         """What a worker keeps of requests, by slot; what one has left behind that has ended does not count."""
-        slots = {slot: request for request, slot in manager.slot_manager.taken().items() if request < _FIRST_DUMMY}
+        slots = {slot: request for request, slot in manager.slot_manager.taken().items() if request < FIRST_DUMMY_ID}
         owners = [slots.get(slot, _FIRST_DUMMY) for slot in range(max(slots, default=-1) + 1)]
         held = set(slots.values())
         for name, tensor in vars(manager).items():

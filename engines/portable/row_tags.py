@@ -51,7 +51,7 @@ class RowTags(TorchDispatchMode):
         """Tags of a tensor: int32 of its shape; those of elements that nobody tagged are ``UNTAGGED``."""
         with torch.inference_mode():
             beside = self._beside.get(_key(tensor))
-            # One of another size is what a storage has left behind that is no more.
+            # One of another size is of a storage that was freed and had the same address.
             if beside is None or len(beside) != _size(tensor):
                 return torch.full(tensor.shape, UNTAGGED, dtype=torch.int32, device=tensor.device)
             return beside.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -17,6 +17,7 @@ from engines.portable.copies import HostCopies, LatestReads
 from engines.portable.device_checks import DeviceChecks, Expect
 from engines.portable.distributed import PeerBatch
 from engines.portable.graphs import unrecorded
+from engines.portable.legible import Legible
 from engines.portable.mismatches import Mismatches
 from engines.portable.observation import Observer
 from engines.portable.plan import Plan
@@ -88,6 +89,7 @@ class PortableSession:
         self.attn_metadata: Any = self._executor.model_engine.attn_metadata
         self._copies = self._watch_copies() if observe else None
         self._observer = self._watcher(observe, expect, mismatches, check_caches)
+        self._watch = _listening(self._observer)
         self._requests = {request.id: self._llm_request(request) for request in requests}
         self._steps: list[StepTrace] = []
         self._in_flight: int | None = None
@@ -109,11 +111,10 @@ class PortableSession:
         self._requests[request.id] = self._llm_request(request)
 
     def foresee(self, steps: Collection[Step]) -> None:
-        """Hear of all steps to come, which are checked now: a graph that none replays is not recorded.
+        """Check all steps to come, and prepare for them.
 
-        A replay may have fewer rows than it was to have, when requests have failed.
-
-        If copies are to stall, another session lives through them first, to see what copies read that run late.
+        A graph that none of them replays is not recorded. One of fewer rows than planned is: when requests have failed,
+        a replay has fewer. If copies are to stall, another session runs the steps first, to see what late copies read.
         """
         self._plan.foresee(steps, len(self._steps))
         largest: dict[int, int] = {}
@@ -162,7 +163,7 @@ class PortableSession:
         self._follow(step, iteration, error)
         self._over = outcome == "fatal"
         if self._observer is not None and error is not None:
-            self._observer.failed(error)
+            self._watch.failed(error)
         trace = StepTrace(
             index=index,
             phase=step.phase,
@@ -202,7 +203,7 @@ class PortableSession:
                 trace = self._steps[self._in_flight]
                 self._steps[self._in_flight] = replace(trace, substeps=(*trace.substeps, landed))
             if launched is not None:
-                self._observer.launched(launched.iteration.batch, self._committed(launched))
+                self._watch.launched(launched.iteration.batch, self._committed(launched))
         elif isinstance(self._observer, DeviceChecks) and launched is not None:
             self._observer.launched()
         self._in_flight = None if launched is None else index
@@ -220,7 +221,7 @@ class PortableSession:
         if error is not None:
             failed: tuple[Substep, ...] = ()
             if self._observer is not None:
-                self._observer.failed(error)
+                self._watch.failed(error)
                 failed = self._observer.substeps()
             trace = self._steps[last]
             self._steps[last] = replace(trace, outcome=outcome, substeps=(*trace.substeps, *failed))
@@ -347,8 +348,7 @@ class PortableSession:
         engine, model = self._executor.model_engine, self._model
         attn, spec, runner = engine.attn_metadata, engine.spec_metadata, engine.cuda_graph_runner
         worker, manager = model.spec_worker, self._executor.kv_cache_manager
-        watch: Any = self._observer if self._observer is not None else _Nobody()
-        launch, hook = SiteClass.LAUNCH, SiteClass.HOOK
+        watch, launch, hook = self._watch, SiteClass.LAUNCH, SiteClass.HOOK
         return [
             Seam("kv_cache_manager.prepare_resources", manager, "prepare_resources", SiteClass.ALLOC),
             Seam("model_engine.prepare_inputs", engine, "_prepare_inputs", launch, after=watch.prepared),
@@ -456,6 +456,13 @@ def _unrecorded(seam: Seam) -> Seam:
     if seam.before is None and seam.after is None:
         return seam
     return replace(seam, before=unrecorded(seam.before), after=unrecorded(seam.after))
+
+
+def _listening(observer: Observer | DeviceChecks | None) -> Any:
+    """Who is called at the sub-steps."""
+    if observer is None:
+        return _Nobody()
+    return Legible(observer) if isinstance(observer, Observer) else observer
 
 
 class _Nobody:

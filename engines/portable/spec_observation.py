@@ -24,7 +24,7 @@ _DIGITS = 6
 
 
 def prepared_fields(spec: Any, rows: int) -> dict[str, Any]:
-    """What the worker's own metadata says of a step of so many rows; another engine's versions differ in it."""
+    """What the worker's own metadata says of a step of ``rows``; nothing of upstream's, whose versions differ in it."""
     if not isinstance(spec, SpecMetadata):
         return {}
     fields: dict[str, Any] = {"spec_num_tokens": spec.num_tokens, **_all_rank_fields(spec)}

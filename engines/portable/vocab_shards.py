@@ -45,7 +45,10 @@ class VocabShards:
         return torch.cat(told, dim=-1)
 
     def told_by_other(self, logits: Tensor, rank: int) -> Tensor:
-        """What another rank makes of its shard; here it is data."""
+        """What another rank makes of its shard; here it is data.
+
+        It does not go through ``local_argmax``, so that a mistake there is one of this rank alone.
+        """
         values, places = self.shard(logits, rank).max(dim=-1)
         return torch.stack([(places + self.first_token(logits, rank)).float(), values], dim=-1)
 

@@ -15,21 +15,20 @@ from typing import Any
 
 import torch
 
+from engines.portable.attention.backends.trtllm import linear_packed_mask
+
 
 @lru_cache(maxsize=64)
 def linear_tables(rows: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Offsets and mask of linear drafts, the same row for each request; one pair for the whole process.
 
     position offsets  int32 [rows, width]: 0, 1, ...
-    packed mask       int32 [rows, width, ceil(width / 32)]: row ``i`` has bits ``0..i % 32`` of word ``i // 32``;
-                      as upstream has it, the words before that one are 0
+    packed mask       int32 [rows, width, ceil(width / 32)], see ``linear_packed_mask``
     """
     # Made once in a process, so its calls are no fault sites: a second run would not pass them.
     with torch._C.DisableTorchFunction():
-        row = torch.arange(width)
-        mask = torch.zeros(width, -(-width // 32), dtype=torch.int64)
-        mask[row, row // 32] = (2 << row % 32) - 1
-        return row.int().repeat(rows, 1).to(device), mask.int().repeat(rows, 1, 1).to(device)
+        offsets = torch.arange(width, dtype=torch.int32)
+        return offsets.repeat(rows, 1).to(device), linear_packed_mask(width).repeat(rows, 1, 1).to(device)
 
 
 def attention_metadata_class(base: Any) -> type:
@@ -229,16 +228,21 @@ def _with_trees(base: Any) -> type:
 
 
 def spec_metadata_class(base: Any, no_token: int) -> type:
-    """The real metadata class of a worker with what an engine asks of it and this version may lack.
+    """The real metadata class of a worker with the methods that the suite's model engine calls.
+
+    A version that has methods for the same purpose gives them other names or other arguments, so they are not called.
 
     no_token  upstream's ``INVALID_PROMPT_LOOKAHEAD_TOKEN``
     """
-    if hasattr(base, "populate_context_prompt_lookahead"):
-        return base
 
     class DrivenSpecMetadata(base):
+        """Upstream's class, called as the portable engine's."""
+
         def populate_context_prompt_lookahead(self, context_requests: Sequence[Any]) -> None:
-            """Upload the prompt token that follows each context's chunk, if this version has a place for it."""
+            """Upload the prompt token that follows each context's chunk, if this version has a place for it.
+
+            Upstream's method of this name is told tokens, not requests.
+            """
             tokens = getattr(self, "context_prompt_lookahead_tokens", None)
             if tokens is not None and context_requests:
                 known = [r.prompt_lookahead_token for r in context_requests]

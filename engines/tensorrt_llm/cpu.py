@@ -25,7 +25,7 @@ def is_emulated_stream_capturing() -> bool:
 
 
 def mem_get_info() -> tuple[int, int]:
-    """What ``torch.cuda.mem_get_info`` says without CUDA: free and total bytes, so many that nothing warns."""
+    """What ``torch.cuda.mem_get_info`` says without CUDA: free and total bytes, enough that nothing warns."""
     return 1 << 40, 1 << 40
 
 
@@ -36,11 +36,10 @@ def _is_cuda(value: Any) -> bool:
 
 
 class CudaOnCpu(TorchFunctionMode):
-    """Rewrites device "cuda" to "cpu" in every torch call, turns ``.cuda()`` into a copy and pinning off.
+    """Rewrites device "cuda" to "cpu" in every torch call, makes ``.cuda()`` a copy and turns pinning off.
 
-    Every tensor says that it is on CUDA: the sparse metadata clamps there what it asserts of a host tensor.
-
-    A copy, because on a GPU the host tensor and its device twin never share storage.
+    A copy, because on a GPU a host tensor and its device twin never share storage. Every tensor says that it is on
+    CUDA, as upstream's sparse metadata clamps device tensors where it asserts of host tensors.
     """
 
     def __torch_function__(

@@ -13,15 +13,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from engines.portable.heads import Steering
+from engines.portable.distributed import Distributed
 from engines.portable.models import HIDDEN_SIZE, NUM_LAYERS, SpecDecOneEngineForCausalLM
 from engines.portable.pyexecutor.cuda_graph_runner import CUDAGraphRunner
 from engines.portable.pyexecutor.model_engine import PyTorchModelEngine
 from engines.portable.pyexecutor.py_executor import PyExecutor
+from engines.portable.pyexecutor.py_executor_creator import create_setting, create_spec_config
 from engines.portable.pyexecutor.sampler import SpecSampler
 from engines.portable.speculative.config import DecodingConfig
 from engines.portable.speculative.drafter import Setting
-from engines.portable.speculative.utils import MODES
 from engines.tensorrt_llm.backend import spec_metadata_class
 from engines.tensorrt_llm.cache_managers import DSACacheManager, KVCacheManager
 from engines.tensorrt_llm.drafters import DFLASH_BACKEND, get_draft_model
@@ -32,7 +32,7 @@ from engines.tensorrt_llm.stand_ins import INVALID_PROMPT_LOOKAHEAD_TOKEN, Mappi
 from engines.tensorrt_llm.trees import TreeKVCacheManager, TreeResources, tree_resources
 from engines.tensorrt_llm.worker_state import HiddenStatesResources
 from engines.tracer import SparseTracer, Tracer, TreeTracer
-from scenarios import BACKENDS, Config
+from scenarios import BACKENDS, Config, UsageError
 from scenarios.tracer import MASK_TOKEN, VOCAB_SIZE
 
 KEYWORD: Final = "keyword"
@@ -186,7 +186,10 @@ def _spec_metadata(
     name = METADATA_CLASSES[config.worker]
     workers = [cls for cls in worker_class.__mro__ if issubclass(cls, upstream.interface.SpecWorkerBase)]
     modules = [upstream.module_of(cls) for cls in workers]
-    metadata_class = next(getattr(module, name) for module in modules if hasattr(module, name))
+    metadata_class = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+    if metadata_class is None:
+        names = ", ".join(module.__name__ for module in modules)
+        raise UsageError(f"config.worker: {config.worker} needs {name}, which none of {names} has; name another worker")
     no_token = getattr(upstream.interface, "INVALID_PROMPT_LOOKAHEAD_TOKEN", INVALID_PROMPT_LOOKAHEAD_TOKEN)
     eagle3 = not spec_config.spec_dec_mode.is_mtp_eagle_one_model()
     values = {
@@ -246,26 +249,10 @@ def create_py_executor(
     upstream: Upstream, worker_class: type, config: Config, device: torch.device, options: Options
 ) -> PyExecutor:
     """The executor of a configuration. Call it, and everything of it, while ``upstream`` is active."""
-    decoding = DecodingConfig(
-        spec_dec_mode=MODES[config.worker],
-        max_draft_len=config.max_draft_len,
-        num_extra_kv_tokens=config.num_extra_kv_tokens,
-        mask_token_id=MASK_TOKEN,
-        dynamic_tree_max_topK=config.dynamic_tree_max_topK,
-        dynamic_tree_max_nodes=config.max_total_draft_tokens,
-    )
+    decoding = create_spec_config(config)
     manager, tracer = _cache_and_tracer(config, decoding, device)
     draft_manager = DraftKVCacheManager(manager)
-    setting = Setting(
-        spec_config=decoding,
-        max_num_requests=config.max_num_requests,
-        max_num_tokens=config.max_num_tokens,
-        max_seq_len=config.max_seq_len,
-        num_slots=config.num_blocks,
-        tracer=tracer,
-        steering=Steering(config.max_num_requests, device),
-        device=device,
-    )
+    setting = create_setting(config, decoding, tracer, Distributed(), device)
     spec_config = _spec_config(upstream, config, decoding)
     worker = _worker(worker_class, spec_config, options.separate_draft_kv_cache)
     resources = _spec_resources(upstream, worker_class, config, spec_config, setting)

@@ -105,7 +105,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """How a module below ``ROOTS`` is loaded; None, for whoever is asked next, for all others."""
+        """How a module below ``ROOTS`` is loaded; None for all others, which the next finder is asked for."""
         if fullname.partition(".")[0] not in ROOTS:
             return None
         self.served.add(fullname)
@@ -279,7 +279,7 @@ class Upstream:
         with self.active():
             module = sys.modules.get(module_name) or self._import(class_name, module_name)
             if module is not None and class_name in WORKERS and WORKERS[class_name].tree:
-                # From there on the masks of trees are not packed more densely than their buffer is.
+                # Before SM 100 the worker repacks the masks of trees, which the suite's kernels read padded.
                 vars(module)["get_sm_version"] = lambda: 100
         worker = getattr(module, class_name, None)
         if worker is not None and not issubclass(worker, self.interface.SpecWorkerBase):

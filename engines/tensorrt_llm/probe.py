@@ -20,7 +20,12 @@ from scenarios import BACKENDS, UsageError
 
 _NO_DRIVER: Final = "the suite has no driver for it"
 
-METADATA_CLASSES = {
+_VERIFYING: Final = ("sample_and_accept_draft_tokens", "_accept_draft_tokens")
+"""Methods that verify drafts; parallel workers called the second before there were hooks that reshape drafts."""
+
+NO_VERIFICATION: Final = f"it verifies drafts by no method that the suite knows ({', '.join(_VERIFYING)})"
+
+METADATA_CLASSES: Final = {
     "Eagle3OneModelWorker": "Eagle3OneModelSpecMetadata",
     "MTPEagleWorker": "Eagle3OneModelSpecMetadata",
     "DraftTargetOneModelWorker": "DraftTargetOneModelSpecMetadata",
@@ -49,7 +54,7 @@ class Capabilities:
     saved_state         the metadata says whether something is saved
     paired_save         the worker stores and restores ``num_contexts`` as well (PR #17381)
     dynamic_draft_len   the worker reads ``runtime_draft_len``; otherwise every step needs K = Kmax
-    acceptance          name of the method that verifies drafts, then its argument names in order
+    acceptance          name of the method that verifies drafts, then its argument names in order; empty if unknown
     forward_defined_in  classes whose own body or later assignment defines ``forward``, most derived first
     """
 
@@ -66,8 +71,7 @@ def capabilities(worker: type, base: type, attention_metadata: type) -> Capabili
     """Look at ``worker``, its base ``SpecWorkerBase`` and ``AttentionMetadata``."""
     own = worker.__mro__[: worker.__mro__.index(base)]
     code = {name for cls in own for name in _names_in_code(cls)}
-    # Before its two reshaping hooks there were, a parallel worker called the common part itself.
-    verify = next((name for name in ("sample_and_accept_draft_tokens", "_accept_draft_tokens") if name in code), "")
+    verify = next((name for name in _VERIFYING if name in code), "")
     return Capabilities(
         template_method="_forward_impl" in vars(base),
         saved_state=hasattr(attention_metadata, "has_spec_dec_saved_state"),
@@ -156,6 +160,8 @@ def _worker(upstream: Upstream, name: str) -> Verdict:
     cls = upstream.load(name)
     if cls is not None:
         features = capabilities(cls, upstream.interface.SpecWorkerBase, upstream.attention.AttentionMetadata)
+        if not features.acceptance:
+            return Verdict(name, False, NO_VERIFICATION, upstream.where(cls))
         reasons = ["post-fix" if features.forward_defined_in[:1] == ("SpecWorkerBase",) else "pre-fix"]
         if name in upstream.unguarded:
             reasons.append("driven without the guard of its base, which rejects it")

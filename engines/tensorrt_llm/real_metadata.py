@@ -52,6 +52,8 @@ def driven_class(real: Any) -> type:
 
 def _driven(real: Any) -> type:
     class Driven(real):
+        """Upstream's class, told of drafts as upstream's engine tells it, with running totals for the tracer model."""
+
         def update_spec_dec_param(
             self, is_spec_decoding_enabled: bool, spec_metadata: Any, batch_size: int = 0, num_contexts: int = 0
         ) -> None:

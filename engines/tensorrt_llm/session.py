@@ -14,7 +14,7 @@ from engines.portable.session import PortableSession
 from engines.tensorrt_llm.cpu import EMULATED_DEVICE
 from engines.tensorrt_llm.executor import Options, create_py_executor
 from engines.tensorrt_llm.loader import Upstream
-from engines.tensorrt_llm.probe import capabilities
+from engines.tensorrt_llm.probe import NO_VERIFICATION, capabilities
 from engines.tensorrt_llm.worker_state import WorkerContextObserver
 from faults import Seam
 from scenarios import Config, Request, Step, StepTrace, Trace, UsageError
@@ -43,6 +43,8 @@ class TensorrtLlmSession(PortableSession):
         self._worker_class = worker
         self._options = options
         self.features = capabilities(worker, upstream.interface.SpecWorkerBase, upstream.attention.AttentionMetadata)
+        if not self.features.acceptance:
+            raise UsageError(f"config.worker: {config.worker} cannot be driven, {NO_VERIFICATION}; name another worker")
         device = torch.device("cpu" if upstream.emulated else "cuda")
         upstream.forget()
         with upstream.active():

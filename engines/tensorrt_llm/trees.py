@@ -79,9 +79,11 @@ def build_mask_and_position(
 
 def resample_final_tokens(scores: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The best nodes of all that were made, in the order in which they were made: tokens and indices."""
-    made = _scores(scores)
-    layer = _LAYER * _SCALE
-    selected = _best(made + -made // layer * layer, count).sort(dim=1).values
+    lowered = _scores(scores)
+    # Each layer has lowered a score by so much, and the head's own scores add up to less.
+    by_layer = _LAYER * _SCALE
+    depths = -lowered // by_layer
+    selected = _best(lowered + depths * by_layer, count).sort(dim=1).values
     return tokens.gather(1, selected), selected
 
 
@@ -152,7 +154,7 @@ class DynamicTreeOpsConverter:
 
 
 class TreeResources(SpecTreeManager):
-    """The portable engine's manager of trees with what upstream's worker calls of its own; ``spec_tree_manager`` of it.
+    """The portable engine's manager of trees, with what upstream's worker asks of its resource and its tree manager.
 
     spec_dec_packed_mask, spec_dec_position_offsets, retrieve_...  trees that are being built, [max_num_requests, ...]
     """

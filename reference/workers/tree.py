@@ -30,7 +30,7 @@ class TreeWorker(SpecWorker):
         drafts = [
             Drafts() if row.is_context else _kept(tree, batch.width)
             for row, tree in zip(batch.rows, trees, strict=True)
-        ]  # fmt: skip
+        ]
         kv_lens = [row.end + batch.draft_len * batch.topk for row in batch.rows]
         calls = [_ingest(batch), *(_extend(batch, trees, layer) for layer in range(1, batch.draft_len))]
         return Drafting(

@@ -33,9 +33,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(f'"""From the page."""\n\n{text}')
     traits = folder / "scenarios/traits.py"
     (line,) = re.findall(r"^WorkerTraits\(.*\)$", PAGE, re.MULTILINE)
-    first = '        WorkerTraits(\n            "Eagle3OneModelWorker"'
-    assert first in traits.read_text()
-    traits.write_text(traits.read_text().replace(first, f"        {line},\n{first}", 1))
+    end = '    )\n}\n"""Workers by class name.'
+    assert traits.read_text().count(end) == 1
+    traits.write_text(traits.read_text().replace(end, f"        {line},\n{end}"))
     return folder
 
 

@@ -88,6 +88,13 @@ def step():
     assert entering == {19, 20, 21, 25}
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="except* came with Python 3.11")
+def test_the_end_of_a_try_with_except_star_is_restore_code(tmp_path: Path) -> None:
+    file = tmp_path / "groups.py"
+    file.write_text("try:\n    work()\nexcept* OSError:\n    pass\nfinally:\n    restore()\n")
+    assert restore_lines(str(file))[0] == {6}
+
+
 def test_a_file_that_is_gone_has_no_restore_code() -> None:
     assert restore_lines("nowhere.py") == (frozenset(), frozenset())
 

@@ -93,6 +93,7 @@ MISTAKES = [
     "fuzz --max-time soon",
     "replay nosuch",
     "replay nosuch.json",
+    "replay .",
     "replay bad.json",
     "replay site.json",
     "replay finding.json",
@@ -110,6 +111,7 @@ MISTAKES = [
     "explain",
     "list",
     "list worker",
+    "list sites --trtllm-source some/where",
     "list sites --faults none",
     "museum --bug NO-99",
     "museum --max-cases 0",
@@ -261,11 +263,17 @@ def test_texts_of_a_file_do_not_steer_the_terminal(tmp_path: Path, capsys: Captu
 def test_what_is_no_journal_is_named_and_passed_over(capsys: Capture) -> None:
     store = Store()
     store.prepare()
-    os.mkfifo(store.running / "pipe.json")
+    foreign = [store.running / name for name in ("mine.json", "notes.txt", "pipe.json")]
+    foreign[0].write_text('{"version": 1}')
+    foreign[1].touch()
+    os.mkfifo(foreign[2])
     assert cli.invoke(["run", *fake("Sound"), "--worker", "PARDWorker", "--max-cases", "1", "--workers", "1"]) != 1
     out, err = capsys.readouterr()
     assert "PARDWorker" in out
-    assert err == f"specfuzz: {store.running / 'pipe.json'}: is no file, and is passed over; remove it\n"
+    assert err == "".join(
+        f"specfuzz: {path}: is no journal of a search, and is passed over; remove it\n" for path in foreign
+    )
+    assert all(path.exists() for path in foreign)
 
 
 def test_replaying_nothing_is_no_success(capsys: Capture) -> None:

@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fuzz import executors
 from fuzz.alone import how_it_ended
-from fuzz.events import BatchFinished, Event, FindingFound, HarnessError, UnitFinished, WorkerDied
+from fuzz.events import BatchFinished, Event, FindingFound, HarnessError, UnitFinished, WorkerDied, encode
 from fuzz.executors import PROCESS_SURVIVES, Executor, InProcess, Spawned
 from fuzz.journal import read_case
 from fuzz.store import Store
@@ -137,6 +138,17 @@ def test_a_process_that_hangs_is_killed(running: Path, monkeypatch: pytest.Monke
     events = list(Spawned(1, running, stall=2.0).execute(Queue(unit("Hanging"))))
     (found,) = (event for event in events if isinstance(event, FindingFound))
     assert "gave no sign of life for 2 s" in found.finding.violation.message
+
+
+def test_a_process_whose_events_wait_to_be_read_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    theirs.send_bytes(encode(UnitFinished(worker="PARDWorker")))
+    process: Any = None
+    spawned = Spawned(1, tmp_path, stall=0.0)
+    spawned._members.append(executors._Member(process, ours, tmp_path / "none.json", unit(), heard=-1.0))
+    # They arrived since it was last asked who has sent some.
+    monkeypatch.setattr(executors, "wait", lambda connections, timeout: [])
+    assert list(spawned._listen()) == []
 
 
 @pytest.mark.exhaustive

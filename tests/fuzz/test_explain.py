@@ -145,6 +145,11 @@ def test_an_iteration_without_rows_says_what_it_does() -> None:
     assert [line.text for line in scenario_lines(waiting)][-1] == "  steps[1] eager K=1: waits for the step before"
 
 
+def test_the_note_of_a_scenario_is_one_line_of_the_page() -> None:
+    noted = replace(MIXED, note="seen in\nthe field")
+    assert [line.text for line in scenario_lines(noted)][1] == "  note: seen in the field"
+
+
 def test_a_scenario_without_requests_names_none() -> None:
     startup = replace(MIXED, requests=(), steps=MIXED.steps[:1])
     assert [line.text for line in scenario_lines(startup)][1].startswith("  steps[0] warmup")

@@ -59,7 +59,7 @@ def test_the_dead_are_swept_up(tmp_path: Path) -> None:
     (tmp_path / "3.json").write_text("")  # between two cases
     (tmp_path / "4.json").write_text(text[: len(text) // 2])  # cut short: the case had not begun
     (tmp_path / "5.json").write_text('{"engine": "portable"}')
-    (tmp_path / "6.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "6.json").write_bytes(b'{"engine": \xff\xfe')
     assert swept(tmp_path) == [CASE]
     assert list(tmp_path.iterdir()) == []
 
@@ -100,13 +100,41 @@ def test_a_case_under_judgement_is_not_replaced_by_those_run_for_it(tmp_path: Pa
     journal.close()
 
 
+def test_a_case_that_is_run_for_another_is_a_sign_of_life(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "1.json")
+    with journal.case(CASE):
+        os.utime(journal.path, (0, 0))
+        with journal.case(CASE):
+            assert journal.path.stat().st_mtime > 0
+    journal.close()
+
+
 def test_a_sweep_passes_over_what_is_no_journal(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "dangling.json").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.json")
-    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "scenario.json").write_text('{"version": 1}')
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
+    before = sorted(tmp_path.iterdir())
     assert swept(tmp_path) == []
-    assert not (tmp_path / "deep.json").exists()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_sweep_passes_over_what_it_may_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "1.json").touch()
+
+    def look(path: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr("fuzz.journal.is_journal", look)
+    assert swept(tmp_path) == []
+    assert (tmp_path / "1.json").exists()
+
+
+def test_a_case_that_is_nested_too_deeply_is_none(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text('{"engine": ' + "[" * 100_000)
+    assert swept(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_case_that_is_kept_is_noted_until_the_next(tmp_path: Path) -> None:

@@ -141,5 +141,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("_museum")
 def test_a_defect_that_escapes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["museum", "--bug", ESCAPED.id, "--max-cases", "5", "--json"]) == 1
+    assert cli.invoke(["museum", "--bug", ESCAPED.id, "--max-cases", "5", "--faults", "none", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["bugs"][0]["cases"] == 5

@@ -207,6 +207,12 @@ def test_a_violation_that_does_not_repeat_is_an_error_of_the_suite(monkeypatch: 
     events = list(run_unit(unit("Fickle", faults=())))
     assert findings(events) == []
     assert any("failed and then held" in error.message for error in errors(events))
+    # Not even when it has failed all the time that it was shrunk.
+    monkeypatch.setattr(fakes.Fickle, "batches", itertools.count())
+    monkeypatch.setattr(search.Search, "_again", lambda self, failure, scenario: failure)
+    monkeypatch.setattr("fuzz.search.shrink", lambda scenario, fails, **limits: scenario)
+    (first, *_) = errors(list(run_unit(unit("Fickle", faults=()))))
+    assert "failed and then held" in first.message
 
 
 def test_an_engine_that_cannot_run_here_refuses_the_unit() -> None:

@@ -161,3 +161,18 @@ def test_a_folder_that_cannot_be_read_is_named(store: Store, folder: str) -> Non
     (store.home / folder).write_text("no folder")
     with pytest.raises(UsageError, match=rf"^SPECFUZZ_HOME: .*/{folder} cannot be read \(Not a directory\); "):
         store.find("0123abcd")
+
+
+def test_a_journal_that_cannot_be_read_is_named_and_one_that_is_gone_is_not(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.prepare()
+    for name in ("gone.json", "locked.json"):
+        (store.running / name).touch()
+
+    def look(path: Path) -> bool:
+        raise FileNotFoundError if path.name == "gone.json" else PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("fuzz.store.is_journal", look)
+    locked = store.running / "locked.json"
+    assert store.misplaced() == [f"{locked}: cannot be read (Permission denied), and is passed over"]

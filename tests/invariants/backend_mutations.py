@@ -60,6 +60,7 @@ _COMPRESSED = [
     at("compressed-counts-follow-lengths", COMPRESSED, 2, "entered", "compressed_position_ids", of(2, bump(0, by=2))),
     at("compressed-counts-follow-lengths", COMPRESSED, 2, "entered", "compressed_mask", of(2, put(0, False))),
     at("tokens-see-up-to-themselves", COMPRESSED, 2, "draft[1]", "swa_local_indices", swap),
+    at("tokens-see-up-to-themselves", COMPRESSED, 2, "draft[1]", "swa_local_indices", lambda rows: [*rows, rows[-1]]),
     at("tokens-see-up-to-themselves", COMPRESSED, 0, "prepared", "swa_local_indices", lambda rows: [
         [0, 1, 2], *rows[1:]
     ]),

@@ -59,6 +59,11 @@ def swap(values: Any) -> Any:
     return [values[1], values[0], *values[2:]]
 
 
+def drop(values: Any) -> Any:
+    """The last row left out."""
+    return values[:-1]
+
+
 def put(key: Any, value: Any) -> Callable[[Any], Any]:
     def change(values: Any) -> Any:
         values[key] = value

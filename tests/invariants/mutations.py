@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from scenarios import Trace
+from scenarios import Substep, Trace
 from tests.invariants import enhancer_mutations, rank_mutations, sparse_mutations
 from tests.invariants.cases import (
     DFLASH,
@@ -21,7 +21,7 @@ from tests.invariants.cases import (
     served,
     started_up,
 )
-from tests.invariants.mutation import Mutation, at, bump, put, set_to, swap, whole
+from tests.invariants.mutation import Mutation, at, bump, drop, put, set_to, swap, whole
 from tests.invariants.synthetic import edit, edit_step
 
 
@@ -34,6 +34,19 @@ def _fails(trace: Trace) -> Trace:
 def _without_draft(trace: Trace) -> Trace:
     """Step 1 makes one draft call fewer."""
     return edit_step(trace, 1, substeps=tuple(s for s in trace.steps[1].substeps if s.name != "draft[2]"))
+
+
+def _unreadable(trace: Trace) -> Trace:
+    """What step 1 shows of its draft calls and of its end could not be read."""
+    why = {"exception": "TypeError", "message": "drafting: no tensor"}
+    lost = ("saved", "restored")
+    return edit_step(
+        trace,
+        1,
+        substeps=tuple(
+            Substep("unreadable", s.run, s.phase, why) if s.name in lost else s for s in trace.steps[1].substeps
+        ),
+    )
 
 
 def _lengths_of_prepared(by: int) -> Callable[[Trace], Trace]:
@@ -73,6 +86,7 @@ _LIFECYCLE = [
     whole("steps-complete", MIXED, 1, outcome="fatal"),
     # A step after which a request would have ended.
     whole("steps-complete", MIXED, 4, outcome="tolerated"),
+    Mutation("state-can-be-read", MIXED, _unreadable, 1, "unreadable", "exception"),
     Mutation("run-complete", MIXED, lambda trace: replace(trace, steps=trace.steps[:4]), 3),
     whole("fault-surfaces", FAILING, 0, fired=0),
     whole("fault-surfaces", FAILING, 2, fired=2),
@@ -85,6 +99,7 @@ _LIFECYCLE = [
     set_to("graph-fits-the-batch", MIXED, 1, "updated", "graph_key", [1, 3, 4]),
     set_to("forward-closes-what-it-opens", MIXED, 1, "restored", "left_open", ["_seq_lens"]),
     set_to("forward-closes-what-it-opens", STARTED, 0, "restored", "left_open", ["_kv_rewind_pending"]),
+    set_to("saved-fields", MIXED, 1, "verified", "_saved_tensors", ["_seq_lens"]),
     set_to("saved-fields", MIXED, 1, "saved", "_saved_tensors", ["_seq_lens"]),
     set_to("saved-fields", MIXED, 1, "draft[2]", "_saved_tensors", []),
     set_to("saved-fields", TARGET_STARTED, 1, "saved", "_saved_tensors", ["_seq_lens", "_seq_lens_cuda"]),
@@ -118,6 +133,7 @@ _COUNTERS = [
     # The counters of a block that is wider than the rows of the target, which they stay with.
     set_to("derived-counters-consistent", OWN, 4, "draft[0]", "num_tokens", 8),
     set_to("request-types-match-layout", MIXED, 1, "draft[1]", "host_request_types", [0, 1]),
+    at("request-types-match-layout", MIXED, 1, "verified", "host_request_types", drop),
     set_to("request-types-match-layout", MIXED, 1, "prepared", "host_request_types", [1, 0]),
     set_to("host-equals-device", MIXED, 1, "draft[1]", "_seq_lens_cuda", [4, 4]),
     set_to("host-equals-device", MIXED, 1, "prepared", "prompt_lens_cuda", [5, 4]),
@@ -201,6 +217,7 @@ _DRAFT_CONTEXT = [
     at("draft-block-follows-context", OWN, 1, "draft[0]", "position_ids", lambda ids: [x - 1 for x in ids]),
     at("draft-context-equals-cache", OWN, 3, "updated", "draft_context", put(0, [])),
     at("draft-context-equals-cache", OWN, 3, "updated", "draft_context", lambda c: {0: c[1], 1: c[0]}),
+    set_to("draft-context-equals-cache", OWN, 3, "updated", "draft_context", {}),
     at("draft-context-equals-cache", OWN, 6, "updated", "draft_context", lambda c: {**c, 2: [[1, c[2][0][1]]]}),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.invariants.cases import DFLASH, DRAFT_TARGET, EAGLE, MTP_EAGLE, MTP_TREE, ranked, replicated, served
-from tests.invariants.mutation import Mutation, at, bump, set_to
+from tests.invariants.mutation import Mutation, at, bump, drop, set_to
 
 RANKED, EXPERTS, OWN_RANKED = ranked(EAGLE), ranked(MTP_EAGLE), ranked(DFLASH)
 REPLICATED = replicated(served(EAGLE))
@@ -27,6 +27,7 @@ MUTATIONS: list[Mutation] = [
     set_to("rank-counts-follow-batches", RANKED, 2, "prepared", "subseq_all_rank_num_tokens", [4, 8, 8]),
     # Exchanged before the speculative metadata was prepared (PR #18629).
     set_to("rank-counts-follow-batches", RANKED, 2, "prepared", "spec_num_tokens", 8),
+    at("rank-counts-follow-batches", RANKED, 2, "prepared", "spec_all_rank_num_tokens", drop),
     set_to("rank-counts-equal-reference", RANKED, 2, "prepared", "spec_all_rank_num_tokens", [4, 8, 8]),
     set_to("rank-counts-equal-reference", TARGET_RANKED, 2, "draft[1]", "all_rank_num_tokens", [4, 8, 8]),
     set_to("rank-counts-equal-reference", RANKED, 2, "draft[1]", "all_rank_num_tokens", [1, 2, 2]),

@@ -176,7 +176,7 @@ def test_an_unobserved_field_is_not_reached(scenario: Scenario) -> None:
     ]
     trace = Trace("blind", "cpu", tuple(bare))
     verdict = _ask(scenario, lambda _: trace, relations=False)
-    steps_only = {"steps-complete", "run-complete", "substeps-in-order", "fault-surfaces"}
+    steps_only = {"steps-complete", "run-complete", "substeps-in-order", "fault-surfaces", "state-can-be-read"}
     steps_only.add("failure-ends-what-is-in-flight")
     assert {slug for slug, (reached, _) in verdict.counts.items() if reached} <= steps_only
     assert verdict.violations == ()
@@ -246,6 +246,34 @@ def test_a_field_that_an_engine_cannot_observe_is_no_violation(field: str) -> No
 
 def _without(fields: Mapping[str, Any], field: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != field}
+
+
+_LIST_MAY_BE_SHORT = frozenset({"slot_mapping_fp8", "shared_with_eager", "kv_pool_indices", "draft_kv_pool_indices"})
+"""Whatever these leave out another field shows, or nothing is wrong."""
+
+
+@pytest.mark.exhaustive(every=16)
+@pytest.mark.parametrize("scenario", FEW, ids=lambda s: s.config.worker)
+def test_a_row_that_is_missing_is_a_violation_and_no_error(scenario: Scenario) -> None:
+    """An invariant that pairs rows with what was seen of them neither stops where that ends nor breaks down there."""
+    trace, tried = dressed(scenario), set[tuple[str, str]]()
+    for step in trace.steps:
+        for substep in step.substeps:
+            for field, value in substep.fields.items():
+                place = substep.name.partition("[")[0], field
+                if not isinstance(value, list) or not value or place in tried or not _is_judged(place, scenario):
+                    continue
+                tried.add(place)
+                short = edit(trace, step.index, substep.name, field, lambda values: values[:-1], substep.run)
+                assert _ask(scenario, lambda _, short=short: short, relations=False).violations, place
+
+
+def _is_judged(place: tuple[str, str], scenario: Scenario) -> bool:
+    substep, field = place
+    if field == "draft_kv_cache_block_offsets" and substep in ("verified", "saved", "draft"):
+        return False
+    dummies = any(row.request is None for step in scenario.steps for row in step.rows)
+    return field not in _LIST_MAY_BE_SHORT and not (field == "ctx_len" and dummies)
 
 
 def test_the_reference_satisfies_every_invariant_itself(part_of: PartOf) -> None:

@@ -10,7 +10,7 @@ from invariants import PREDICATES, Predicate, Relation, all_invariants, find, in
 from invariants.registry import PREDICATE, REFERENCE, RELATION
 from scenarios import FIELDS, UsageError
 
-OF_THE_RUN = {"steps-complete", "run-complete", "fault-surfaces"}
+OF_THE_RUN = {"steps-complete", "run-complete", "fault-surfaces", "state-can-be-read"}
 """What they say is that a run went as planned, of which the predicates say nothing."""
 
 

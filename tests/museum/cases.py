@@ -341,6 +341,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-01/rewind-only": out_of_memory,
     "TRT-01/rewind-restored": capture,
     "TRT-01/rewind-twice": warm_up,
+    "TRT-01/nothing": mixed,
     "TRT-01/unpaired": mixed,
     "TRT-02": drafting_fails,
     "TRT-03": prompt,

@@ -50,6 +50,13 @@ def test_a_defect_says_what_it_is(bug: Bug) -> None:
     assert bug.caught_by
 
 
+def test_each_entry_is_seeded_or_a_page_says_why_not() -> None:
+    pages = ("docs/add-a-seeded-defect.md", "docs/kv-cache.md")
+    root = Path(__file__).parents[2]
+    explained = {entry for page in pages for entry in re.findall(r"^\| (\w+-\d+) \|", (root / page).read_text(), re.M)}
+    assert explained == _entries() - {bug.id.partition("/")[0] for bug in BUGS.values()}
+
+
 def test_each_entry_is_the_file_of_its_name() -> None:
     files = {path.stem for path in Path(museum.__file__).parent.glob("*.py")} - {"__init__", "bug"}
     assert files == {bug.id.partition("/")[0].replace("-", "_").lower() for bug in BUGS.values()}

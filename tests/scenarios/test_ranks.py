@@ -86,7 +86,7 @@ def test_what_cannot_be_is_refused_in_one_line(steps: tuple[Step, ...], message:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attention_dp_rank": 3}, "config.attention_dp_rank: 3 is no rank of 3; write 2 or less, from 0 on"),
+        ({"attention_dp_rank": 3}, "config.attention_dp_rank: 3 is no rank of 3; write 0 to 2"),
         ({"attention_dp_size": 1}, "config.attention_dp_rank: 1 is no rank of 1; write 0, or add ranks"),
         ({"attention_dp_size": 0, "attention_dp_rank": 0}, "config.attention_dp_size: 0 is too small; write 1 or more"),
     ],

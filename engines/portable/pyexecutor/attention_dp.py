@@ -50,7 +50,7 @@ class AttentionDPPadding:
         self._dummies: list[LlmRequest] = []
 
     def pad(self, batch: ScheduledRequests, draft_len: int, *, use_cuda_graph: bool) -> ScheduledRequests:
-        """``batch`` with a dummy if it is empty; for a graph with as many as the largest rank has more rows."""
+        """``batch`` with one dummy if it is empty; for a graph, with dummies up to the size of the largest rank's."""
         if not self.dist.enable_attention_dp:
             return batch
         rows = len(batch.all_requests())

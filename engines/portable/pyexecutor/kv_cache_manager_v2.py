@@ -24,7 +24,7 @@ class KVCacheManagerV2(KVCacheManager):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # Whoever is served owns a page at least, so there is always a row.
+        # Who is served owns a page at least. One row more is for a request that is refused its first page.
         rows = self.num_blocks + 1
         self._index_mapper = SlotManager(rows)
         host_table = torch.empty(rows, self.max_blocks_per_seq, dtype=torch.int32)

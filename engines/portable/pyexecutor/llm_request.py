@@ -79,7 +79,7 @@ class LlmRequest:
         return self.prompt[end] if end < len(self.prompt) else None
 
     def set_prepopulated_prompt_len(self, tokens: int) -> None:
-        """Of the chunk that this step was to compute first, so many tokens are in the cache already."""
+        """Start behind ``tokens`` that the cache has already; they count as part of this step's chunk."""
         self.prepopulated_prompt_len = self.context_current_position = tokens
         self.context_chunk_size -= tokens
 

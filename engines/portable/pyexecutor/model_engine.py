@@ -160,7 +160,7 @@ class PyTorchModelEngine:
         )
         attn_metadata.kv_cache_manager = self.kv_cache_manager
         attn_metadata.prepare()
-        attn_metadata.all_rank_num_tokens = self._gather_num_tokens(attn_metadata, spec_metadata)
+        attn_metadata.all_rank_num_tokens = self._gather_num_tokens(attn_metadata)
 
         spec_metadata.verify_widths = attn_metadata.verify_widths if ragged else None
         draft_tokens = spec_metadata.draft_tokens = self._upload("draft_tokens_cuda", rows.draft_tokens)
@@ -221,7 +221,7 @@ class PyTorchModelEngine:
             spec_metadata.runtime_draft_len,
         )
 
-    def _gather_num_tokens(self, attn_metadata: Any, spec_metadata: SpecMetadata) -> list[int] | None:
+    def _gather_num_tokens(self, attn_metadata: Any) -> list[int] | None:
         """Tokens that each rank feeds to the target; None for a single one."""
         if not self.dist.enable_attention_dp:
             return None
@@ -257,12 +257,12 @@ class PyTorchModelEngine:
         for request in scheduled_requests.generation_requests:
             drafts = request.py_draft_tokens
             begin = len(rows.input_ids)
-            in_flight = previous is not None and request.previous_row is not None
-            tokens = [0 if in_flight else request.generated[-1], *drafts]
+            previous_row = None if previous is None else request.previous_row
+            tokens = [request.generated[-1] if previous_row is None else 0, *drafts]
             past = request.num_cached_tokens
             positions = [past] * len(tokens) if self.spec_config.use_dynamic_tree else range(past, past + len(tokens))
-            if previous is not None and request.previous_row is not None:
-                past += previous.tokens_of_rows[request.previous_row]
+            if previous is not None and previous_row is not None:
+                past += previous.tokens_of_rows[previous_row]
             self._add_sequence(rows, tokens, past, positions, request.py_prompt_len, request.py_request_id)
             rows.gather_ids.extend(range(begin, len(rows.input_ids)))
             rows.draft_tokens.extend(drafts)

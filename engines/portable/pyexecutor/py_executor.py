@@ -124,7 +124,7 @@ class PyExecutor:
         return list(dict.fromkeys((*self.active_requests, *(request.py_request_id for request in launched))))
 
     def _process_batches(self) -> None:
-        """Process what ``_run_batch`` has updated the requests from, and let what it launched take its place."""
+        """Process the step whose tokens ``_run_batch`` handed out; what it has launched is in flight from now on."""
         done, self.previous_batch, self._launched = self._updated, self._launched, None
         if self.previous_batch is not None:
             # Whoever gets their pages writes behind what was launched, and nobody reads what dummies wrote.
@@ -141,7 +141,7 @@ class PyExecutor:
                     manager.store_blocks_for_reuse(request)
 
     def _process_batch(self, iteration: Iteration) -> None:
-        """What a step leaves to do once its tokens have reached the requests; their wasted rows leave nothing."""
+        """Do what is left of a step once its tokens have reached the requests; for wasted rows there is nothing."""
         served = self._served(iteration.batch)
         for manager in self.kv_cache_managers:
             manager.update_resources(iteration.batch)

@@ -59,13 +59,13 @@ _COMPRESSED_CACHES: Final = {"V1": DeepseekV4CacheManager, "V2": DeepseekV4Cache
 
 def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     """The executor of a configuration, with model, worker, metadata, cache and graph runner on ``device``."""
-    spec_config = _spec_config(config)
+    spec_config = create_spec_config(config)
     kv_cache_manager, draft_kv_cache_manager = _kv_cache_managers(config, spec_config, device)
     managers = [m for m in (kv_cache_manager, draft_kv_cache_manager) if m is not None]
     slots = max(manager.max_blocks_per_seq * manager.tokens_per_block for manager in managers)
     tracer = _create_tracer(config, spec_config, slots, device)
     dist = Distributed(config.attention_dp_size, config.attention_dp_rank)
-    setting = _setting(config, spec_config, tracer, dist, device)
+    setting = create_setting(config, spec_config, tracer, dist, device)
     spec_resource_manager = get_spec_resource_manager(setting)
     draft_model, worker = get_draft_model(setting), get_spec_worker(setting)
     worker.set_draft_model(draft_model)
@@ -117,9 +117,10 @@ def create_py_executor(config: Config, device: torch.device) -> PyExecutor:
     )
 
 
-def _setting(
+def create_setting(
     config: Config, spec_config: DecodingConfig, tracer: Tracer, dist: Distributed, device: torch.device
 ) -> Setting:
+    """The engine around the worker of a configuration."""
     steering = Steering(
         config.max_num_requests,
         device,
@@ -191,7 +192,8 @@ def _attn_metadata_class(config: Config, spec_config: DecodingConfig) -> Callabl
     )
 
 
-def _spec_config(config: Config) -> DecodingConfig:
+def create_spec_config(config: Config) -> DecodingConfig:
+    """What a configuration says of speculation, as the engine is told."""
     return DecodingConfig(
         spec_dec_mode=MODES[config.worker],
         max_draft_len=config.max_draft_len,

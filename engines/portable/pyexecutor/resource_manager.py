@@ -189,13 +189,13 @@ class KVCacheManager:
     def get_batch_cache_indices(
         self, request_ids: Sequence[int], num_blocks_per_seq: Sequence[int] | None = None
     ) -> list[list[int]]:
-        """Where the pages of each request lie, in order; of each so many as ``num_blocks_per_seq`` says, if given."""
+        """Where the pages of each request lie, in order; the first ``num_blocks_per_seq`` of each, if given."""
         pages = [self.get_memory_pool_indices(request_id) for request_id in request_ids]
         counts = [len(owned) for owned in pages] if num_blocks_per_seq is None else num_blocks_per_seq
         return [owned[:count] for owned, count in zip(pages, counts)]
 
     def _add_tokens(self, request: LlmRequest, num_tokens: int) -> list[int]:
-        """Grant a request so many more tokens; returns the ids of the pages that it is granted for them."""
+        """Grant a request ``num_tokens`` more; returns the ids of the pages that it is granted for them."""
         request_id = request.py_request_id
         num_tokens += self._num_tokens.get(request_id, 0)
         self._num_tokens[request_id] = num_tokens
@@ -216,7 +216,7 @@ class KVCacheManager:
             self.kv_cache_pools.index_fill_(1, to_device("granted_blocks", pages, self.device).long(), EMPTY)
 
     def _take_block(self) -> int:
-        """A free page, of which nothing is known if there is such a one."""
+        """A free page: one of which nothing is known, while there is any."""
         if self._free_blocks:
             return self._free_blocks.pop()
         assert self.reusable_blocks is not None

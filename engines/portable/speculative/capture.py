@@ -14,7 +14,7 @@ from engines.portable.speculative.interface import SpecMetadata
 def default_layers_to_capture(num_layers: int) -> tuple[int, ...]:
     """The early, the middle and the late layer that Eagle3 reads of a target; its only layer if there is but one.
 
-    Raises ``ValueError`` for 2 to 5 layers. Of 6, the first two are the same.
+    Raises ``ValueError`` for fewer than 6 layers, one apart. Of 6 layers the middle one is the late one too.
     """
     if num_layers == 1:
         return (0,)

@@ -11,18 +11,18 @@ from engines.portable.speculative.mode import SpeculativeDecodingMode
 class DecodingConfig:
     """Configuration of speculation (upstream: a ``DecodingBaseConfig``).
 
-    spec_dec_mode        which worker drafts
-    max_draft_len        Kmax
-    num_extra_kv_tokens  tokens granted beyond a request's length
-    mask_token_id        what a parallel drafter is given for tokens to predict
+    spec_dec_mode             which worker drafts
+    max_draft_len             Kmax
+    num_extra_kv_tokens       tokens granted beyond a request's length
+    mask_token_id             what a parallel drafter is given for tokens to predict
     dynamic_tree_max_topK     candidates per node of a tree of drafts; 0 without one
     dynamic_tree_max_nodes    nodes that a tree keeps, its root not counted
     force_num_accepted_tokens drafts that generations accept whatever was drafted, 0 for those that the target agrees
         with; its fraction is the chance of one more (upstream: an environment variable)
     use_relaxed_acceptance_for_thinking  whether requests that think accept drafts close to the target's choice
-    relaxed_topk         among how many of its choices they have to be
-    relaxed_delta        how far below the first choice their probability may be
-    begin_thinking_phase_token  what a prompt has whose request thinks
+    relaxed_topk              among how many of its choices they have to be
+    relaxed_delta             how far below the first choice their probability may be
+    begin_thinking_phase_token  a token that the prompts of requests that think have
     sa_threshold              from which match length on a suffix automaton drafts instead; 0 without one
     ragged_verify             whether generations verify numbers of drafts of their own
     use_shared_kv_cache       whether the drafter reads the target's KV cache and writes to none

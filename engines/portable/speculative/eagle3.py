@@ -24,10 +24,10 @@ from engines.portable.speculative.shared_kv import SharedKVSpecWorker
 class Eagle3ResourceManager(RelaxedDeltaManager):
     """Slots of the requests, and buffers of the metadata that the metadata of all graphs share.
 
-    There are as many slots as upstream's formula has: of a batch, of ``num_slots``, or of ``max_seq_len``, and one.
+    It has one slot more than the largest of ``num_slots``, ``max_num_requests`` and ``max_seq_len``, as upstream's.
 
-    hidden_states       int64 [rows, hidden_size * layers], device: a row per token, and one target's worth of rows per
-        request on top
+    hidden_states       int64 [rows, hidden_size * layers], device: a row per token, and for each request as many
+        more as a generation feeds
     batch_indices_cuda  int32 [max_num_requests], device
     """
 
@@ -151,7 +151,7 @@ class MTPEagleWorker(Eagle3OneModelWorker):
 
 
 def eagle3_resource_manager(setting: Setting, num_capture_layers: int) -> Eagle3ResourceManager:
-    """The manager for metadata that captures so many layers."""
+    """The manager for metadata that captures ``num_capture_layers`` layers."""
     return Eagle3ResourceManager(
         hidden_size=HIDDEN_SIZE,
         num_capture_layers=num_capture_layers,

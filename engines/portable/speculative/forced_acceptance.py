@@ -1,4 +1,4 @@
-"""Forced acceptance: generations accept so many drafts, whatever was drafted (upstream: for benchmarks)."""
+"""Forced acceptance: generations accept a given number of drafts, whatever was drafted (upstream: for benchmarks)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class ForcedAcceptance(nn.Module):
     ) -> None:
         """Replace the counts of the generations, in place, by the forced one, the target's own token on top.
 
-        A fraction is decided by the pool, where a counter that lives on the device, as graphs replay, and the row say.
-        The counter moves once per forward. While a graph warms up nothing is forced.
+        A fraction is decided by a number of the pool; which one follows from the row and from a counter, which is on
+        the device as graphs replay. The counter moves on by one in each forward that has something to decide: not where
+        all drafts are accepted without the fraction. While a graph warms up nothing is forced.
         """
         force = self.force_num_accepted_tokens
         if not force or is_graph_warmup(spec_metadata):

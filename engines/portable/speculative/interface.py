@@ -326,7 +326,10 @@ class SpecWorkerBase(ForcedAcceptance, RejectionSampling, ABC):
         return accepted_tokens, num_accepted_tokens
 
     def _accept_drafts(self, logits: Tensor, attn_metadata: Any, spec_metadata: Any) -> tuple[Tensor, Tensor]:
-        """How a step with drafts begins, as ``sample_and_accept_draft_tokens``: grammars before it, the rest after."""
+        """Begin a step with drafts; returns what ``sample_and_accept_draft_tokens`` does.
+
+        A grammar masks the logits before it; recurrent states and automata are told afterwards what was accepted.
+        """
         self._execute_guided_decoder_if_present(logits)
         accepted, num_accepted = self.sample_and_accept_draft_tokens(logits, attn_metadata, spec_metadata)
         self._update_mamba_states(num_accepted, attn_metadata)

@@ -74,8 +74,8 @@ class MTPWorker(RelaxedAcceptanceWorker):
 
     A generation feeds each layer its last K positions again, as what was drafted beyond the accepted tokens may
     have been wrong; their tokens and hidden states come from the history that is kept by slot. Drafting leaves
-    ``kv_lens_cuda`` of the generations where the accepted tokens end. Upstream raises it to K at least and keeps a
-    host list of cached tokens in step; prompts here are long enough for the one, and nothing reads the other.
+    ``kv_lens_cuda`` of the generations where the accepted tokens end, and never below K, as upstream has it. Upstream
+    also keeps a host list of cached tokens in step, which nothing here reads.
     """
 
     def __init__(self, spec_config: DecodingConfig) -> None:
@@ -212,7 +212,7 @@ class MTPWorker(RelaxedAcceptanceWorker):
         attn_metadata._seq_lens_cuda[num_contexts:batch_size].sub_(1)
         attn_metadata.on_update()
         rejected = spec_metadata.runtime_draft_len + 1 - num_accepted_tokens[num_contexts:]
-        # A row feeds its last K positions, even where there are none so far back.
+        # A generation feeds K positions, also one that has fewer tokens; prompts here are long enough.
         kv_lens = attn_metadata.kv_lens_cuda[num_contexts:batch_size]
         kv_lens.sub_(rejected).clamp_(min=spec_metadata.runtime_draft_len)
         attn_metadata.on_update_kv_lens()

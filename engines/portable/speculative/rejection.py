@@ -25,7 +25,7 @@ class ProposalRows:
     """What metadata of speculation has for rejection sampling; a graph's shares all of it with the eager steps.
 
     use_rejection_sampling  whether there is any of the rest
-    seq_slot_manager        rows of the requests
+    proposal_slots          which row each request has; None without
     draft_probs             int64 [slots + 1, Kmax], device: what was proposed for each draft; the last row is for
         dummies
     batch_slot_ids          int64 [max_num_requests], device: row of each request of the batch

@@ -21,8 +21,9 @@ class SuffixAutomatonManager(SpecResourceManager):
     The automaton itself is a native kernel upstream. Here the tracer continues the text, as well as ``steering``
     says, which also says how long the match is.
 
-    with_contexts  whether what a context samples is appended on the device; if not, the host brings it along when
-        the request's first generation is prepared, or it is told what that feeds where the host does not know it yet
+    with_contexts  whether what a context samples is appended on the device when it is sampled. If not, the host appends
+        it when it prepares the request's first generation, or ``append_first_tokens`` does where the host does not know
+        it yet
 
     text         int32 [slots, max_seq_len + max_draft_len + 1]
     text_lens    int64 [slots]

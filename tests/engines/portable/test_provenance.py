@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from engines.portable.provenance import Misread, misread_rows
+from engines.portable.provenance import Misread, ProvenanceSession, misread_rows
 from engines.portable.row_tags import UNTAGGED, RowTags
 from museum import BUGS, seeded
-from scenarios import Scenario
-from tests.invariants.cases import EAGLE, MTP, PARD, overlapped, ranked, served, started_up
+from scenarios import Generation, Scenario, Step, check
+from tests.invariants.cases import EAGLE, MTP, PARD, overlapped, ragged, ranked, served, started_up
 from tests.museum.scenario_of import scenario_of
 
 NONE = UNTAGGED
@@ -60,6 +61,23 @@ def test_tags_go_where_elements_go(operation: Any, expected: list[Any]) -> None:
 @pytest.mark.parametrize("scenario", RIGHT, ids=lambda scenario: scenario.config.worker)
 def test_a_right_engine_reads_each_row_as_its_own_request_s(scenario: Scenario) -> None:
     assert misread_rows(scenario) == []
+
+
+def test_drafts_belong_to_the_generation_that_verifies_them_however_many_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owners: list[list[int]] = []
+
+    def look(self: Any, substep: str, field: str, tensor: Any, of_rows: Any) -> None:
+        if field == "draft_tokens":
+            owners.append(list(of_rows))
+
+    monkeypatch.setattr(ProvenanceSession, "_look", look)
+    scenario = ragged(EAGLE)
+    prefill = next(step for step in scenario.steps if step.contexts)
+    widths = Generation(request=0, verify=1), Generation(request=1, verify=3)
+    misread_rows(check(replace(scenario, steps=(prefill, Step(draft_len=3, generations=widths)))))
+    assert owners == [[], [0, 1, 1, 1]]
 
 
 @pytest.mark.parametrize(

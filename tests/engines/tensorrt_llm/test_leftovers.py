@@ -125,6 +125,18 @@ def test_a_tensor_is_dead_once_every_element_is_overwritten(metadata):
     assert fates(metadata, prepared, use) == {"kv_lens_cuda": REWRITTEN}
 
 
+@pytest.mark.parametrize(("mask", "fate"), [([True, True, False], REWRITTEN), ([True, False, False], READ)])
+def test_a_mask_rewrites_what_it_selects_and_nothing_else(metadata, mask, fate):
+    prepared = snapshot(metadata)
+    metadata.kv_lens_cuda[1] += 1
+
+    def use():
+        metadata.kv_lens_cuda[:3][torch.tensor(mask)] = 7
+        assert metadata.kv_lens_cuda.sum() > 0
+
+    assert fates(metadata, prepared, use) == {"kv_lens_cuda": fate}
+
+
 def test_another_tensor_in_its_place_is_a_rewrite(metadata, upstream):
     prepared = snapshot(metadata)
     metadata._seq_lens[0] = 1

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from engines.tensorrt_llm import TensorrtLlmEngine
 from engines.tensorrt_llm.loader import Upstream
 from engines.tensorrt_llm.probe import arguments_for, capabilities, doctor, fields_for
 from engines.tensorrt_llm.source import open_source
-from scenarios import UsageError
+from scenarios import Config, UsageError
 from tests.fixtures.tensorrt_llm_tree import LAYOUTS, build
 
 WITHOUT_DRIVER = ("DeepseekV4TrtllmAttentionMetadata", "FlashInferAttentionMetadata", "VanillaAttentionMetadata")
@@ -81,6 +82,25 @@ def test_the_doctor_gives_the_reason_why_not(tree, tmp_path, monkeypatch):
         "attribute 'TrtllmAttentionMetadata'; the suite's own, below the real AttentionMetadata, is driven instead",
         "DSAtrtllmAttentionMetadata": "no file defines it",
     }
+
+
+def test_a_worker_that_verifies_in_a_way_of_its_own_is_refused(tmp_path):
+    root = build(tmp_path)
+    file = root / "tensorrt_llm/_torch/speculative/pard.py"
+    file.write_text(file.read_text().replace("sample_and_accept_draft_tokens", "verify"))
+    verdict = {v.name: v for v in doctor(root)}["PARDWorker"]
+    assert not verdict.drivable
+    assert "sample_and_accept_draft_tokens" in verdict.reason
+    with pytest.raises(UsageError, match=r"config\.worker: PARDWorker cannot be driven, it verifies drafts by"):
+        TensorrtLlmEngine(root, "cpu").open(Config(worker="PARDWorker", max_draft_len=2))
+
+
+def test_a_worker_without_its_metadata_is_refused(tmp_path):
+    root = build(tmp_path)
+    file = root / "tensorrt_llm/_torch/speculative/pard.py"
+    file.write_text(file.read_text().replace("PARDSpecMetadata", "OtherSpecMetadata"))
+    with pytest.raises(UsageError, match=r"config\.worker: PARDWorker needs PARDSpecMetadata, which none of .*\.pard"):
+        TensorrtLlmEngine(root, "cpu").open(Config(worker="PARDWorker", max_draft_len=2))
 
 
 def test_members_added_to_an_older_base_are_part_of_the_verdict(tree):

@@ -103,7 +103,7 @@ class FlashInferAttentionMetadata(AttentionMetadata):
             self._draft_metadata._sync_draft_view(self)
 
     def _write_page_table(self, num_blocks: Sequence[int] | None) -> None:
-        """Write so many pages of each row; all that the manager has granted it where None."""
+        """Write the first ``num_blocks`` pages of each row; None: all that the manager has granted it."""
         assert self.request_ids is not None, "prepare: request_ids is not set"
         contexts, n = self.num_contexts, self.num_seqs
         ids = self.kv_cache_manager.get_batch_cache_indices(self.request_ids, num_blocks_per_seq=num_blocks)

@@ -65,8 +65,10 @@ class KVCacheParams:
 class AttentionRuntimeFeatures:
     """How prompts are computed, as far as attention sees it.
 
-    chunk_size                             cached tokens of a context that one loop of context MLA takes
-    chunked_prefill_buffer_batch_size      so many contexts share a loop
+    chunked_prefill                    whether prompts may be computed in chunks
+    cache_reuse, has_speculative_draft_tokens  part of upstream's constructor; nothing here depends on them
+    chunk_size                         cached tokens of a context that one loop of context MLA takes
+    chunked_prefill_buffer_batch_size  so many contexts share a loop
     """
 
     chunked_prefill: bool = False

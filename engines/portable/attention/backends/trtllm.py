@@ -380,7 +380,7 @@ class TrtllmAttention:
         self.layer_idx = layer_idx
 
     def place(self, attn_metadata: Any, num_rows: int) -> tuple[Tensor, Rows]:
-        """Block table of the batch and where so many rows lie."""
+        """Block table of the batch, and where its ``num_rows`` rows lie."""
         table = attn_metadata.kv_cache_block_offsets[0, : attn_metadata.num_seqs, 0]
         cu_q, cu_kv = attn_metadata.mla_scheduler_buffers()
         return table, locate(cu_q, cu_kv, num_rows)

@@ -115,9 +115,10 @@ class DeepseekV4TrtllmAttentionMetadata(DSAtrtllmAttentionMetadata):
         return isinstance(self.kv_cache_manager, DeepseekV4CacheManager)
 
     def _update_slot_mappings(self) -> None:
-        """Whatever else follows lengths and layout does so first: the slots are those of compressed tokens.
+        """Bring all that follows lengths and layout up to date, the indexer's slots last.
 
-        A cache of the drafter's own has no indexer (upstream asks its manager for one all the same).
+        They are slots of compressed tokens and follow from all the rest. A cache of the drafter's own has no indexer
+        (upstream asks its manager for one all the same).
         """
         self._update_compressed_lens()
         self._update_local_indices()

@@ -194,7 +194,11 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         copy_to_device("block_table", self.block_table[:n], maybe_pin_memory(table, self.device))
 
     def prepare_for_spec_decode(self) -> None:
-        """Name the rows of each generation or repeat its pages, and choose how the kernel splits them where it does."""
+        """Tell the indexer's kernel of the rows of each generation.
+
+        Where generations differ in their rows it is told each row's owner, where it takes a query row per sequence the
+        pages of each row, and where it splits rows into which parts.
+        """
         self._prepare_verify_rows()
         params, generations, next_n = self.sparse_metadata_params, self.num_generations, 1 + self.max_draft_tokens
         if generations and self.expands_generations:
@@ -256,11 +260,12 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         return (*super()._fields_with_draft_twins(), *_CACHE_FIELDS)
 
     def _refer_to_draft_twins(self) -> None:
-        """Also write them: tables all but in a graph, whose runner does it before each replay.
+        """Also write what they hold: slots and tables, or slots alone while a graph is captured.
 
-        The slots are those of the target's layout; a drafter that feeds other rows tells the hooks. They follow the
-        device's lengths, in a graph too: the host's run ahead with the overlap scheduler, and upstream, which goes by
-        them, has the first draft forward write behind its place.
+        The runner of a graph writes the tables before each replay. The slots are those of the target's layout; a
+        drafter that feeds other rows tells the hooks. They follow the device's lengths, in a graph too: the host's run
+        ahead with the overlap scheduler, and upstream, which goes by them, has the first draft forward write behind its
+        place.
         """
         super()._refer_to_draft_twins()
         self._invalidate_pool_view_cache()

@@ -11,7 +11,7 @@ class DSAMetadataParams:
 
     index_topk                   positions that a token attends to
     indexer_max_chunk_size       query tokens of a chunk of the indexer's prefill at most
-    skip_indexer_for_short_seqs  whether sequences of at most ``index_topk`` tokens attend to all of them
+    skip_indexer_for_short_seqs  whether sequences of fewer than ``index_topk`` tokens attend to all of them
     compress_ratios              of the caches that layers read, in ascending order; the second is the indexer's (4)
     window_size                  tokens that such layers see uncompressed; 0 where nothing is compressed
     use_cute_dsl_topk            whether a kernel that splits rows computes the logits
