@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from invariants.twins import Edited, others, padded, real, valid
 from scenarios import Config, Context, Generation, Peer, Phase, Request, Scenario, Step, walk
+from scenarios import forced_acceptance as forced
 
 
 def single_rank(scenario: Scenario) -> Edited | None:
@@ -40,7 +41,7 @@ def next_rank(scenario: Scenario) -> Edited | None:
     """The scenario as the next rank lives it, with requests like those that this one is told of.
 
     Before a served step with generations another one begins their requests; all requests end after their step.
-    Pairs: all steps of the scenario.
+    They compute all that they are said to, and reuse no page. Pairs: all steps of the scenario.
     """
     config = scenario.config
     mine, size = config.attention_dp_rank, config.attention_dp_size
@@ -56,7 +57,8 @@ def next_rank(scenario: Scenario) -> Edited | None:
         if not step.phase.is_startup and rows:
             own = Peer(contexts=tuple(row.query for row in rows if row.is_context), generations=len(real(step)))
             ranks = (*step.peers[:mine], own, *step.peers[mine:])
-            begun, contexts = _begun(config, requests, ranks[rank].generations), _joined(requests, ranks[rank].contexts)
+            begun = _begun(config, requests, ranks[rank].generations, step.draft_len)
+            contexts = _joined(requests, ranks[rank].contexts)
             if begun:
                 idle = (Peer(),) * (size - 1)
                 steps.append(Step(draft_len=step.draft_len, contexts=begun, peers=idle))
@@ -70,7 +72,8 @@ def next_rank(scenario: Scenario) -> Edited | None:
 
 
 def _roomy(config: Config) -> Config:
-    """A configuration with pools in which every request may be as long as any."""
+    """A configuration with pools in which every request may be as long as any, and nothing is reused."""
+    config = replace(config, enable_block_reuse=False)
     most = config.max_num_requests * config.max_seq_len
     pages = max(config.num_blocks, min(16_384, -(-most // config.tokens_per_block)))
     if not config.use_separate_draft_kv_cache:
@@ -79,9 +82,12 @@ def _roomy(config: Config) -> Config:
     return replace(config, num_blocks=pages, draft_num_blocks=draft_pages)
 
 
-def _begun(config: Config, requests: list[Request], count: int) -> tuple[Context, ...]:
-    """So many new requests, as short as they may be, with their prompts as rows."""
-    return _joined(requests, (max(1, config.least_history),) * count)
+def _begun(config: Config, requests: list[Request], count: int, draft_len: int) -> tuple[Context, ...]:
+    """So many new requests, as short as they may be, with their prompts as rows; their drafts may be forced through."""
+    force = config.force_num_accepted_tokens
+    agree = forced.most(force, draft_len) - 1 if force else 0
+    begun = _joined(requests, (max(1, config.least_history),) * count)
+    return tuple(replace(row, agree=agree) for row in begun)
 
 
 def _joined(requests: list[Request], prompt_lens: tuple[int, ...]) -> tuple[Context, ...]:

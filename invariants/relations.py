@@ -81,7 +81,8 @@ def next_step_equals_never_failed_twin(scenario: Scenario) -> Twin | None:
     edited = twins.never_failed(scenario)
     # How many pages prompts share goes by whose became known first, perhaps one's that the failure made forgotten.
     shared = {"free_blocks", "draft_free_blocks"} if scenario.config.enable_block_reuse else set()
-    return Twin(*edited, ignore=_OBJECTS | _REUSABLE | shared) if edited else None
+    drawn = {"force_accept_counter"} if twins.may_have_drawn(scenario) else set()
+    return Twin(*edited, ignore=_OBJECTS | _REUSABLE | shared | drawn) if edited else None
 
 
 @relation(

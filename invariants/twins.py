@@ -6,7 +6,7 @@ upstream's executor could not produce (a merged chunk may exceed ``max_num_token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,15 @@ from scenarios import (
     Phase,
     Scenario,
     ScenarioError,
+    Schedule,
     Step,
     batches,
     check,
     padding,
     walk,
 )
+from scenarios import forced_acceptance as forced
+from scenarios.reuse import Key, KnownPages
 
 Pairs = tuple[tuple[int, int], ...]
 Edited = tuple[Scenario, Pairs]
@@ -37,6 +40,12 @@ def fault_free(scenario: Scenario) -> bool:
 def repeatable(scenario: Scenario) -> bool:
     """Whether, besides, no step depends on how many forwards have drawn random numbers before it."""
     return fault_free(scenario) and scenario.config.force_num_accepted_tokens % 1 == 0
+
+
+def may_have_drawn(scenario: Scenario) -> bool:
+    """Whether a step that fails draws a random number, if its fault strikes late enough: for good, as all ranks do."""
+    force = scenario.config.force_num_accepted_tokens
+    return any(step.fault is not None and forced.draws(force, step.draft_len) for step in scenario.steps)
 
 
 def valid(scenario: Scenario, steps: Iterable[Step], pairs: Iterable[tuple[int, int]]) -> Edited | None:
@@ -96,7 +105,8 @@ def _same_lengths(scenario: Scenario, twin: Scenario, pairs: Pairs) -> bool:
 def eager(scenario: Scenario) -> Edited | None:
     """The scenario with each replayed step run by Python instead. Pairs: those steps, but for padded ones.
 
-    The other ranks are given the batches that the graph pads theirs to.
+    The other ranks are given the batches that the graph pads theirs to. With block reuse the pages of dummies that are
+    left out stay known, and nothing is paired from there on.
     """
     config = scenario.config
     steps: list[Step] = []
@@ -108,7 +118,29 @@ def eager(scenario: Scenario) -> Edited | None:
             if step.rows == scenario.steps[index].rows:
                 pairs.append((index, index))
         steps.append(step)
-    return valid(scenario, steps, pairs)
+    edited = valid(scenario, steps, pairs)
+    if edited is None or not config.enable_block_reuse:
+        return edited
+    alike = _knowing_alike(scenario, edited[0])
+    return valid(scenario, steps, (pair for pair in pairs if pair[0] < alike))
+
+
+def _knowing_alike(scenario: Scenario, twin: Scenario) -> int:
+    """How many steps from the first on leave the same pages known in both, and in the same order to be reclaimed.
+
+    With overlap one less, as a step is over when the next one has been granted its pages.
+    """
+    pages = zip(_known_pages(scenario), _known_pages(twin))
+    alike = next((i for i, (known, other) in enumerate(pages) if known != other), len(scenario.steps))
+    return alike - 1 if scenario.config.overlap and alike < len(scenario.steps) else alike
+
+
+def _known_pages(scenario: Scenario) -> Iterator[list[tuple[KnownPages, list[Key]]]]:
+    """What is known in each cache after each step, and the pages of it that nobody has in their order."""
+    schedule = Schedule(scenario.config, scenario.requests)
+    for step in scenario.steps:
+        schedule.advance(step)
+        yield [(pool, list(pool.cached)) for pool in schedule.reuse.fork().pools]
 
 
 def landing(scenario: Scenario) -> Edited | None:

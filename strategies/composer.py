@@ -22,7 +22,7 @@ Record = Callable[[Scenario], Mapping[str, int]]
 """Runs a scenario without faults and returns the sites of its last step: site -> occurrences."""
 
 
-_IDLE: Final = 12
+_IDLE: Final = 9
 """One of so many steps is an iteration that only processes the step in flight."""
 
 

@@ -23,6 +23,11 @@ KINDS: Final[Kinds] = {
 }
 """Mostly kinds after which the run goes on."""
 
+_TOGETHER: Final = "allgather"
+"""In the names of sites that only several ranks pass, and all of them together."""
+_TIMES: Final = (2, 6)
+"""How often a site that is passed again is listed once more: any, and one of several ranks."""
+
 
 def faults(sites: Mapping[str, int], *, kinds: Sequence[FaultKind] = KINDS[Phase.EAGER]) -> st.SearchStrategy[Fault]:
     """A fault at one of the ``sites`` of a step.
@@ -30,8 +35,8 @@ def faults(sites: Mapping[str, int], *, kinds: Sequence[FaultKind] = KINDS[Phase
         faults({"draft_model.forward": 3}, kinds=KINDS[Phase.WARMUP])
 
     sites  site -> how often the step passes it, as recorded; first the site is drawn, then the occurrence, so
-           that a site passed twice is as likely as one passed a hundred times. Half the time it is one that is
-           passed again, at another occurrence than the first
+           that a site passed twice is as likely as one passed a hundred times. One that is passed again is more
+           likely than others, mostly at another occurrence than the first; most of all one of several ranks
     kinds  what may be raised; a kind listed twice is twice as likely
 
     Shrinks to the first occurrence of the first site and the first kind. Raises ``UsageError`` if there is no
@@ -53,13 +58,12 @@ def _faults(draw: st.DrawFn, sites: Mapping[str, int], kinds: Sequence[FaultKind
 
 def draw_fault(draw: Draw, sites: Mapping[str, int], kinds: Sequence[FaultKind]) -> Fault:
     """A fault as in ``faults``, with the ``draw`` of a composite strategy."""
-    again = tuple(site for site in sites if sites[site] > 1)
-    if again and pick(draw, 2):
-        # In the middle of a loop, what its first round has changed is still so.
-        site = choose(draw, again)
-        # As many draws as below: otherwise this would be the simpler fault.
-        occurrence = sites[site] - pick(draw, sites[site]) % (sites[site] - 1)
-    else:
-        site = choose(draw, tuple(sites))
-        occurrence = 1 + pick(draw, sites[site])
+    # More of those that are passed again: what the first round of a loop has changed is still so in its middle. By
+    # number, as a step with a short loop has few such sites, and half of its faults would strike at these.
+    again = tuple(site for site in sites if sites[site] > 1 for _ in range(_TIMES[_TOGETHER in site]))
+    choice = pick(draw, len(sites) + len(again))
+    site = (*sites, *again)[choice]
+    # One draw either way: otherwise one of both would be the simpler fault.
+    drawn = pick(draw, sites[site])
+    occurrence = 1 + drawn if choice < len(sites) else sites[site] - drawn % (sites[site] - 1)
     return Fault(site=site, occurrence=occurrence, kind=choose(draw, kinds))

@@ -208,8 +208,17 @@ class _Plain:
         return [self._request(first + i) for i in range(count)]
 
     def _request(self, number: int) -> Request:
-        thinking = self.config.use_relaxed_acceptance_for_thinking and self.random.random() < 0.5
-        return Request(id=number, prompt_len=self.random.randint(1, _PROMPT), thinking=thinking)
+        random, prompt_len = self.random, self.random.randint(1, _PROMPT)
+        thinking = self.config.use_relaxed_acceptance_for_thinking and random.random() < 0.5
+        shares = self.config.enable_block_reuse and number > 0 and random.random() < 0.5
+        source, length = (random.randrange(number), random.randint(1, prompt_len)) if shares else (None, 0)
+        return Request(id=number, prompt_len=prompt_len, thinking=thinking, prefix_of=source, prefix_len=length)
+
+    def _drafter(self, draft_len: int) -> dict[str, int]:
+        """How many drafts of a row agree, and how many after these nearly do, where that may count."""
+        agree = self.random.randint(0, draft_len)
+        nearly = self.config.use_relaxed_acceptance_for_thinking
+        return {"agree": agree, "near": self.random.randint(0, draft_len - agree) if nearly else 0}
 
     def _dummies(self, phase: Phase, draft_len: int) -> Step:
         random, most = self.random, self.config.max_num_requests
@@ -237,9 +246,7 @@ class _Plain:
         left |= {request.id: request.prompt_len for request in arrived}
         deepest = draft_len if self.config.traits.drafts_for_contexts else 0
         contexts = tuple(
-            Context(
-                request=i, chunk=random.choice((tokens, random.randint(1, tokens))), agree=random.randint(0, deepest)
-            )
+            Context(request=i, chunk=random.choice((tokens, random.randint(1, tokens))), **self._drafter(deepest))
             for i, tokens in left.items()
         )
         ready = self.schedule.generating
@@ -248,7 +255,7 @@ class _Plain:
         generations = tuple(
             Generation(
                 request=i,
-                agree=random.randint(0, draft_len),
+                **self._drafter(draft_len),
                 match=random.randint(0, match),
                 verify=self._verify(draft_len),
             )

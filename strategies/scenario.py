@@ -76,13 +76,22 @@ def faulted_scenarios(
     """
     in_range("faulted_scenarios", "max_steps", max_steps, 2)
     source = config_source("faulted_scenarios", config, workers, backends, variants, max_draft_len, max_batch)
-    return _scenarios(source, _sizes(2, max_steps), with_startup, record)
+    return _scenarios(source, _faulted_sizes(max_steps), with_startup, record)
 
 
 def _sizes(least: int, most: int) -> st.SearchStrategy[int]:
     """Numbers of steps; the larger ones more often, as each step finds more to go wrong than the one before it."""
     larger = range((least + most) // 2 + 1, most + 1)
     return st.sampled_from((*range(least, most + 1), *larger, most, max(least, most - 1), most))
+
+
+def _faulted_sizes(most: int) -> st.SearchStrategy[int]:
+    """Numbers of steps from 2 on; half of the time a prompt, a step that fails and another one, which take no time.
+
+    Longer ones, in which a graph is captured before and what is left may be met late, are rather among the longest.
+    """
+    longer = range(4, most + 1)
+    return st.sampled_from((*range(2, most + 1), *longer[-2:], *(min(3, most),) * (2 * len(longer[:2]))))
 
 
 def config_source(

@@ -54,10 +54,11 @@ def draft_lens(config: Config, *, of_dummies: bool = False) -> tuple[int, ...]:
     """Runtime draft lengths K of a configuration: 1, then 0, then the rest; 0 and the maximum twice.
 
     K = 0 and a change through it (K, 0, K) left the drafter without the tokens in between (PR #16888). For dummies,
-    which have no later step, all that the worker has. Where generations differ in how many they verify, longer ones.
+    which have no later step, all that the worker has. Where generations differ in how many they verify, longer ones;
+    also where requests soon reach ``max_seq_len``, which drafts are granted pages beyond.
     """
     low, high = config.min_draft_len if of_dummies else least_draft_len(config), config.max_draft_len
-    more = (high, high) if config.ragged_verify else (0, high)
+    more = (high, high) if config.ragged_verify or config.max_seq_len <= NEAR else (0, high)
     return tuple(k for k in (1, 0, *range(2, high + 1), *more) if k >= low) if low < high else (high,)
 
 
@@ -82,17 +83,18 @@ def prompt_lens(config: Config, most: int) -> tuple[int, ...]:
     """Prompt lengths of 1..``most``, shortest first, then ``most`` itself, which fills the room there is.
 
     They lie around the first block boundaries, from K + 1 before to 1 after, and around ``max_seq_len`` and
-    ``max_num_tokens``: one token beyond the latter leaves a tail of one token for the second chunk.
+    ``max_num_tokens``: one token beyond the latter leaves a tail of one token for the second chunk. A third of them
+    reach a near ``max_seq_len`` with the drafts that they feed.
     """
     table = _prompt_lens(config)
     within = table[: bisect_right(table, most)]
     whole = within if most > NEAR or within[-1] == most else (*within, most)
-    return whole + _last_steps(config, most)
+    return whole + _last_steps(config, most) * (len(whole) // 2)
 
 
 @lru_cache(maxsize=1024)
 def _last_steps(config: Config, most: int) -> tuple[int, ...]:
-    """Prompts of a request that feeds its drafts once and then has no room for them, where ``max_seq_len`` is near.
+    """The prompt of a request that feeds its drafts once and then has no room for them, where ``max_seq_len`` is near.
 
     It is granted pages beyond the longest request there can be, which tables must have columns for.
     """
@@ -101,7 +103,7 @@ def _last_steps(config: Config, most: int) -> tuple[int, ...]:
     last = longest - width
     if longest > NEAR or not max(1, config.least_history) <= last <= most:
         return ()
-    return (last,) * 4
+    return (last,)
 
 
 def chunk_lens(config: Config, past: int, left: int, most: int) -> tuple[int, ...]:

@@ -7,8 +7,20 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 
 import strategies
-from invariants import Relation, all_invariants, drafting_twins, startup_twins, twins, verify
-from scenarios import Context, Generation, Phase, Request, Scenario, Step, Trace, check
+from invariants import Relation, all_invariants, drafting_twins, rank_twins, startup_twins, twins, verify
+from scenarios import (
+    Config,
+    Context,
+    Generation,
+    Peer,
+    Phase,
+    Request,
+    Scenario,
+    Step,
+    Trace,
+    check,
+    kept_in_step,
+)
 from tests.invariants.cases import (
     EAGLE,
     PARD,
@@ -192,6 +204,69 @@ def test_a_replay_is_run_by_python_and_the_capture_stays() -> None:
     twin, pairs = edited
     assert [s.phase for s in twin.steps[1:4]] == [Phase.CAPTURE, Phase.EAGER, Phase.EAGER]
     assert pairs == ((3, 3),)
+
+
+def test_pages_that_a_dummy_alone_takes_stay_known_without_it_and_nothing_is_compared_from_there_on() -> None:
+    config = Config(
+        worker=EAGLE, max_draft_len=1, tokens_per_block=8, num_blocks=3, enable_block_reuse=True, attention_dp_size=2
+    )
+
+    def captured(size: int) -> Step:
+        return Step(phase=Phase.CAPTURE, draft_len=1, generations=(Generation(request=None),) * size)
+
+    def prompt(request: int, length: int, *, finish: tuple[int, ...] = ()) -> Step:
+        row = Context(request=request, chunk=length)
+        return Step(draft_len=1, contexts=(row,), finish=finish, peers=(Peer(generations=1),))
+
+    def replayed(size: int) -> Step:
+        step = Step(phase=Phase.REPLAY, draft_len=1, generations=(Generation(request=1),))
+        return kept_in_step(config, replace(step, peers=(Peer(generations=size),)))
+
+    requests = Request(id=0, prompt_len=17), Request(id=1, prompt_len=1)
+    begun = captured(1), captured(2), prompt(0, 17, finish=(0,)), prompt(1, 1)
+    padded = Scenario(config=config, requests=requests, steps=(*begun, replayed(1), replayed(2), replayed(1)))
+    edited = twins.eager(check(padded))
+    assert edited is not None
+    assert edited[1] == ((4, 4),)
+    overlapped_steps = (*padded.steps[:3], Step(draft_len=1), *padded.steps[3:])
+    # The replay before it is over when the dummy has its page.
+    assert twins.eager(check(replace(padded, config=replace(config, overlap=True), steps=overlapped_steps))) is None
+    roomy = twins.eager(check(replace(padded, config=replace(config, num_blocks=4))))
+    assert roomy is not None
+    assert roomy[1] == ((4, 4), (6, 6))
+
+
+def test_a_failure_that_may_have_drawn_leaves_the_counter_open() -> None:
+    relation = next(r for r in all_invariants() if r.slug == "next-step-equals-never-failed-twin")
+    assert isinstance(relation, Relation)
+    config = replace(FAILING.config, max_draft_len=3, force_num_accepted_tokens=1.5)
+    fault = FAILING.steps[2].fault
+    requests = Request(id=0, prompt_len=3), Request(id=1, prompt_len=3)
+
+    def failing_at(draft_len: int) -> Scenario:
+        first = Step(draft_len=3, contexts=(Context(request=0, chunk=3, agree=3),))
+        fails = Step(draft_len=draft_len, generations=(Generation(request=0, agree=draft_len),), fault=fault)
+        after = Step(draft_len=1, contexts=(Context(request=1, chunk=3, agree=1),))
+        return check(Scenario(config=config, requests=requests, steps=(first, fails, after)))
+
+    drawing, other = relation.twin(failing_at(3)), relation.twin(failing_at(1))
+    assert drawing is not None
+    assert other is not None
+    assert drawing.ignore - other.ignore == {"force_accept_counter"}
+
+
+def test_the_next_rank_reuses_nothing_and_accepts_what_is_forced() -> None:
+    config = Config(worker=EAGLE, max_draft_len=3, enable_block_reuse=True, attention_dp_size=2)
+    forcing = replace(config, force_num_accepted_tokens=1.5)
+    step = Step(draft_len=3, contexts=(Context(request=0, chunk=3),), peers=(Peer(generations=2),))
+    edited = rank_twins.next_rank(
+        check(Scenario(config=forcing, requests=(Request(id=0, prompt_len=3),), steps=(step,)))
+    )
+    assert edited is not None
+    twin, pairs = edited
+    assert not twin.config.enable_block_reuse
+    assert [row.agree for row in twin.steps[0].contexts] == [2, 2]
+    assert pairs == ((0, 1),)
 
 
 def test_startup_is_dropped_but_for_the_graphs_that_are_replayed() -> None:

@@ -28,7 +28,7 @@ from engines.portable import PortableEngine
 
 ENGINE = PortableEngine()
 OF_ONE_RUN = [i.slug for i in all_invariants() if i.kind != RELATION]
-CASES = 24
+CASES = 40
 BATCH_OF_ONE = "max_batch"
 ONE_DRAFT = "max_draft_len"
 BLIND = {

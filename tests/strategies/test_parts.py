@@ -263,6 +263,13 @@ def test_a_rare_site_is_as_likely_as_a_frequent_one() -> None:
     assert {f.kind for f in seen} == {FaultKind.ERROR, FaultKind.OOM, FaultKind.CUDA}
 
 
+def test_what_is_passed_again_is_struck_more_often_and_most_of_all_what_several_ranks_pass() -> None:
+    seen = all_of(faults({"a.once": 1, "b.hook": 2, "dist.allgather": 2}))
+    once, hook, together = (sum(f.site == site for f in seen) for site in ("a.once", "b.hook", "dist.allgather"))
+    assert once < hook < together
+    assert sum(f.occurrence == 2 for f in seen) > len(seen) / 2
+
+
 @pytest.mark.parametrize(
     ("phase", "kind"), [(Phase.WARMUP, FaultKind.OOM), (Phase.CAPTURE, FaultKind.OOM), (Phase.EAGER, FaultKind.ERROR)]
 )
