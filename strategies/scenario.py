@@ -17,8 +17,8 @@ _FAILS_WITH_DRAFTS: Final = 3
 """One step in so many fails, and the last but one if none before it has: more of those that may verify drafts."""
 _FAILS_AGAIN: Final = 4
 """One step in so many fails of those that follow a failure: only a second one shows that the first was counted."""
-_FAILS_AFTER_STARTUP: Final = 2
-"""The same behind a failure of start-up, which is not counted."""
+_FAILS_RATHER: Final = 2
+"""The same behind a failure of start-up, which is not counted, and where one more is too many, the last step too."""
 
 
 def scenarios(
@@ -136,10 +136,12 @@ def _scenarios(
 def _steps(draw: st.DrawFn, composer: Composer, size: int, record: Record | None) -> None:
     """The next step. A strategy of its own, so that Hypothesis sees where a step begins and ends."""
     left = size - len(composer.steps)
-    if record is None or left == 1:
+    schedule = composer.schedule
+    spent = composer.failed and schedule.failures >= schedule.config.error_budget
+    if record is None or (left == 1 and not spent):
         composer.draw_step(draw)
     elif composer.failed:
-        one_in = _FAILS_AGAIN if composer.schedule.failures else _FAILS_AFTER_STARTUP
+        one_in = _FAILS_AGAIN if schedule.failures and not spent else _FAILS_RATHER
         if pick(draw, one_in) == one_in - 1:
             composer.draw_failure(draw, record)
         else:

@@ -173,10 +173,6 @@ FAULTED: dict[str, tuple[int, Situation]] = {
             0 < s.config.error_budget < 8 and sum(t.fault is not None for t in s.steps) > s.config.error_budget
         ),
     ),
-    "start-up fails, then serving": (
-        500,
-        lambda s, _: {t.phase.is_startup for t in s.steps if t.fault} == {True, False},
-    ),
     "the 100th occurrence or later": (100, lambda s, _: any(t.fault and t.fault.occurrence >= 100 for t in s.steps)),
 }
 
