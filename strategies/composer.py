@@ -47,9 +47,9 @@ class Composer:
         return self.schedule.over or self.schedule.counter is None
 
     @property
-    def failed(self) -> bool:
-        """Whether a step has a fault."""
-        return any(step.fault for step in self.steps)
+    def failures(self) -> int:
+        """Steps with a fault, those of start-up included."""
+        return sum(step.fault is not None for step in self.steps)
 
     def scenario(self) -> Scenario:
         """What has been composed so far."""

@@ -18,7 +18,7 @@ _FAILS_WITH_DRAFTS: Final = 3
 _FAILS_AGAIN: Final = 4
 """One step in so many fails of those that follow a failure: only a second one shows that the first was counted."""
 _FAILS_RATHER: Final = 2
-"""The same behind a failure of start-up, which is not counted, and where one more is too many, the last step too."""
+"""The same after one of start-up, which is not counted, and where one more may be too many, even if it is the last."""
 
 
 def scenarios(
@@ -137,10 +137,12 @@ def _steps(draw: st.DrawFn, composer: Composer, size: int, record: Record | None
     """The next step. A strategy of its own, so that Hypothesis sees where a step begins and ends."""
     left = size - len(composer.steps)
     schedule = composer.schedule
-    spent = composer.failed and schedule.failures >= schedule.config.error_budget
+    failed = composer.failures
+    # If those of start-up were counted, one more would be too many by now.
+    spent = 0 < failed >= schedule.config.error_budget
     if record is None or (left == 1 and not spent):
         composer.draw_step(draw)
-    elif composer.failed:
+    elif failed:
         one_in = _FAILS_AGAIN if schedule.failures and not spent else _FAILS_RATHER
         if pick(draw, one_in) == one_in - 1:
             composer.draw_failure(draw, record)

@@ -64,7 +64,7 @@ def test_a_sound_engine_yields_counts_and_nothing_else() -> None:
 
 def test_it_opens_with_short_scenarios_that_fail() -> None:
     opening = next(e for e in run_unit(unit("Sound", max_cases=100)) if isinstance(e, BatchFinished)).tally
-    assert (opening.cases, opening.planned) == (search.OPENING, search.OPENING)
+    assert opening.planned >= opening.cases == search.OPENING
     assert opening.steps <= 2 * search.OPENING
     # Where no step may fail there is nothing to open with.
     first = next(e for e in run_unit(unit("Sound", max_cases=40, faults=())) if isinstance(e, BatchFinished)).tally

@@ -170,8 +170,11 @@ def dressed(scenario: Scenario) -> Trace:
 
 
 def _told(tables: list[list[int]]) -> list[list[int]]:
-    """As the trace shows tables for flash MLA: a page at place 0 that is a row's last is left out."""
-    return [pages[:-1] if pages[-1] == 0 else list(pages) for pages in tables]
+    """As the trace shows tables for flash MLA: a page at place 0 that is a row's last is left out, and rows of none."""
+    told = [pages[:-1] if pages[-1] == 0 else list(pages) for pages in tables]
+    while told and not told[-1]:
+        told.pop()
+    return told
 
 
 def _tables(name: str, prepared: dict[str, Any], config: Config) -> tuple[Pool, list[list[int]]]:

@@ -20,6 +20,7 @@ from scenarios import WORKERS, Config, Phase, ScenarioError, Step, UsageError, c
 from tests.engines.tensorrt_llm.cases import KMAX, chunked, failing, life, lives, varying
 from tests.fixtures.tensorrt_llm_tree import LAYOUTS
 
+FLASH_MLA = ("kv_block_ids_per_seq", "gen_block_ids_per_seq")
 MASKS = ("spec_decoding_packed_mask", "spec_decoding_position_offsets", "spec_decoding_generation_lengths")
 MIXED = 3
 """Index of the mixed batch in ``life``."""
@@ -116,9 +117,9 @@ def test_the_trace_is_that_of_the_portable_engine_and_both_leave_the_process_as_
     if WORKERS[worker].feeds_history or WORKERS[worker].keeps_context:
         # What dummies are drafted for depends on the slots that they were given.
         compared = [[step for step in steps if not step.phase.is_startup] for steps in compared]
-    # Of chains the tables are shown by the portable engine alone.
-    chains = () if WORKERS[worker].tree else MASKS
-    assert [values(step, chains) for step in compared[0]] == [values(step, chains) for step in compared[1]]
+    # Tables of flash MLA, and those of chains, are shown by the portable engine alone.
+    own = FLASH_MLA if WORKERS[worker].tree else (*FLASH_MLA, *MASKS)
+    assert [values(step, own) for step in compared[0]] == [values(step, own) for step in compared[1]]
 
 
 def values(step, left_out=()):
