@@ -64,7 +64,8 @@ def faulted_scenarios(
 ) -> st.SearchStrategy[Scenario]:
     """Scenarios in which a step fails, and sometimes later ones; if that is tolerated an ordinary one comes last.
 
-    None follows where it hangs on the place of the failure what later steps accept by force.
+    None follows where it hangs on the place of the failure what later steps accept by force, nor where one more failure
+    might be too many.
 
     record  is called with the scenario up to and including the step that is to fail, without the fault. It returns
             the sites of that last step, site -> occurrences. It must give equal answers to equal questions. For a
