@@ -252,7 +252,7 @@ _LIST_MAY_BE_SHORT = frozenset({"slot_mapping_fp8", "shared_with_eager", "kv_poo
 """Whatever these leave out another field shows, or nothing is wrong."""
 
 
-@pytest.mark.exhaustive(every=16)
+@pytest.mark.exhaustive(every=32)
 @pytest.mark.parametrize("scenario", FEW, ids=lambda s: s.config.worker)
 def test_a_row_that_is_missing_is_a_violation_and_no_error(scenario: Scenario) -> None:
     """An invariant that pairs rows with what was seen of them neither stops where that ends nor breaks down there."""
