@@ -23,8 +23,10 @@ from scenarios import WORKERS, Finding, Violation, scenario_to_json
 
 NOTHING_FOUND, FINDINGS, ERROR = 0, 1, 2
 """Exit statuses: nothing found; findings; usage, environment, the suite's own error, or nothing was verified."""
-_MANY: Final = 500
-"""Scenarios from which on a run must have found a pair for each relation."""
+_MANY: Final = 2000
+"""Scenarios from which on a run must have found a pair for each relation: for the rarest one in some 700 is a pair."""
+_MORE: Final = {"run": "raise --max-cases", "fuzz": "raise --max-time", "sweep": "widen its scope"}
+"""How each command is made to run more, or other, scenarios."""
 
 
 @dataclass
@@ -125,10 +127,16 @@ class Summary:
         if not total.cases:
             problems.append("nothing was executed")
         elif idle:
-            problems.append(f"nothing was executed for {', '.join(idle)}; give it more cases or more time")
+            problems.append(f"nothing was executed for {', '.join(idle)}; {self._more}")
         if total.cases and self.unreached:
-            problems.append(f"never reached: {', '.join(self.unreached)}; give it more cases, or name others to ask")
+            others = "ask others with --invariant"
+            problems.append(f"never reached: {', '.join(self.unreached)}; {self._more}, or {others}")
         return problems
+
+    @property
+    def _more(self) -> str:
+        """What to change to have more scenarios."""
+        return _MORE["run" if self.start is None else self.start.command]
 
     @property
     def status(self) -> int:

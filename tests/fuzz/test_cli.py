@@ -205,7 +205,7 @@ def test_a_fault_that_does_not_fire_is_no_success(capsys: Capture) -> None:
 def test_an_invariant_that_is_never_reached_is_no_success(capsys: Capture) -> None:
     arguments = ["run", *fake("Sound"), "--worker", "PARDWorker", "--invariant", "restored-identity"]
     assert cli.invoke([*arguments, "--max-cases", "5"]) == 2
-    assert "problem: never reached: restored-identity; give it more cases" in capsys.readouterr().out
+    assert "problem: never reached: restored-identity; raise --max-cases" in capsys.readouterr().out
 
 
 @pytest.mark.exhaustive

@@ -101,7 +101,7 @@ ERROR = HarnessError(worker="PARDWorker", key="k", message="steps[1]: the planne
         ([events()[0], CampaignFinished(seconds=1.0)], "nothing was executed"),
         (
             [*events()[:2], CampaignFinished(seconds=1.0)],
-            "nothing was executed for PARDWorker; give it more cases or more time",
+            "nothing was executed for PARDWorker; raise --max-cases",
         ),
     ],
 )
@@ -130,6 +130,22 @@ def test_an_invariant_never_reached_is_a_failure_of_the_run(snapshot: Snapshot) 
     snapshot("report_never_reached", "\n".join(total.problems))
 
 
+@pytest.mark.parametrize(("command", "option"), [("run", "--max-cases"), ("fuzz", "--max-time"), ("sweep", "scope")])
+def test_what_to_do_about_an_invariant_never_reached_goes_by_the_command(command: str, option: str) -> None:
+    total = summary([replace(events()[0], command=command), *events()[1:]], named=True)
+    (problem,) = total.problems
+    assert option in problem
+
+
+def test_few_scenarios_must_reach_each_invariant_that_is_no_relation() -> None:
+    layout = find("restored-layout")
+    total = Summary((layout,))
+    batch = BatchFinished(worker="PARDWorker", tally=Tally(cases=1000, observed=layout.reads))
+    for event in (events()[0], batch, events()[-1]):
+        total.feed(event)
+    assert total.unreached == [layout.slug]
+
+
 def test_an_invariant_that_a_person_named_must_be_reached_whatever_the_engine_shows() -> None:
     assert summary(events(), named=True).unreached == ["graph-buffers-stable"]
 
@@ -144,7 +160,7 @@ def test_a_relation_needs_any_of_what_it_compares() -> None:
 
 def test_a_relation_without_a_pair_is_a_problem_where_scenarios_are_many_or_it_was_asked_for() -> None:
     padded = find("padded-equals-unpadded")
-    for cases, named, problem in ((499, False, False), (500, False, True), (1, True, True)):
+    for cases, named, problem in ((1999, False, False), (2000, False, True), (1, True, True)):
         total = Summary((padded,), named=named)
         batch = BatchFinished(worker="PARDWorker", tally=Tally(cases=cases, observed=padded.reads))
         for event in (events()[0], batch, events()[-1]):
@@ -156,7 +172,7 @@ def test_an_invariant_that_no_worker_of_the_run_can_reach_is_none_of_its_problem
     one_shot = find("chunked-equals-one-shot")
     for worker, unreached in (("MTPWorker", []), ("PARDWorker", [one_shot.slug])):
         total = Summary((one_shot,))
-        batch = BatchFinished(worker=worker, tally=Tally(cases=500, observed=one_shot.reads))
+        batch = BatchFinished(worker=worker, tally=Tally(cases=2000, observed=one_shot.reads))
         for event in (replace(events()[0], workers=(worker,)), batch, events()[-1]):
             total.feed(event)
         assert total.unreached == unreached
