@@ -24,7 +24,7 @@ from scenarios import WORKERS, Finding, Violation, scenario_to_json
 NOTHING_FOUND, FINDINGS, ERROR = 0, 1, 2
 """Exit statuses: nothing found; findings; usage, environment, the suite's own error, or nothing was verified."""
 _MANY: Final = 2000
-"""Scenarios from which on a run must have found a pair for each relation: for the rarest one in some 700 is a pair."""
+"""Scenarios from which on a run must have found a pair for each relation: of 1,000 the rarest ones often have none."""
 _MORE: Final = {"run": "raise --max-cases", "fuzz": "raise --max-time", "sweep": "widen its scope"}
 """How each command is made to run more, or other, scenarios."""
 

@@ -52,6 +52,16 @@ class Check:
         message = f"{field}{path} is {other!r} and should be {mine!r}: {why}"
         self._add(moment.step, moment.order, moment.name, moment.run, field, expected, actual, message)
 
+    def agree(self, moment: Moment, field: str, expected: Any, actual: Any, other: str) -> None:
+        """Compare the value of ``field`` with that of ``other``, a name, where either of them may be the wrong one."""
+        self.reached += 1
+        if expected == actual:
+            self.held += 1
+            return
+        path, theirs, own = difference(expected, actual)
+        message = f"{field}{path} is {own!r} and {other}{path} is {theirs!r}: they should agree"
+        self._add(moment.step, moment.order, moment.name, moment.run, field, expected, actual, message)
+
     def that(self, holds: bool, moment: Moment, field: str, expected: Any, actual: Any, message: str) -> None:
         """Note whether a condition on ``field`` holds; ``message`` says what is wrong when it does not."""
         self.reached += 1

@@ -74,4 +74,4 @@ def host_equals_device(step: StepCase, check: Check) -> None:
         seen = moment.seen
         for host, device in _COPIES:
             if host in seen and device in seen:
-                check.equal(moment, device, seen[host], seen[device], f"so says {host}")
+                check.agree(moment, device, seen[host], seen[device], host)

@@ -152,7 +152,7 @@ def indexer_keys_equal_cache(step: StepCase, check: Check) -> None:
         return
     for keys, content in _INDEXED:
         if keys in moment.seen and content in moment.seen:
-            check.equal(moment, keys, moment.seen[content], moment.seen[keys], f"so it is in {content}")
+            check.agree(moment, keys, moment.seen[content], moment.seen[keys], content)
 
 
 @invariant(

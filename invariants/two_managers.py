@@ -67,7 +67,7 @@ def both_managers_hold_the_same_tokens(step: StepCase, check: Check) -> None:
     moment = step.ledger
     if moment is not None and "kv_tokens" in moment.seen and "draft_kv_tokens" in moment.seen:
         tokens = moment.seen["kv_tokens"]
-        check.equal(moment, "draft_kv_tokens", tokens, moment.seen["draft_kv_tokens"], "so says kv_tokens")
+        check.agree(moment, "draft_kv_tokens", tokens, moment.seen["draft_kv_tokens"], "kv_tokens")
 
 
 @invariant(
@@ -109,7 +109,7 @@ def connector_knows_owned_pages(step: StepCase, check: Check) -> None:
         # Of a prompt that has been launched since, a connector may know or not.
         blocks, told = moment.seen["kv_blocks"], {*step.active, *moment.seen["connector_block_ids"]}
         blocks = {request: pages for request, pages in blocks.items() if request in told}
-        check.equal(moment, "connector_block_ids", blocks, moment.seen["connector_block_ids"], "so says kv_blocks")
+        check.agree(moment, "connector_block_ids", blocks, moment.seen["connector_block_ids"], "kv_blocks")
 
 
 @invariant(

@@ -10,7 +10,7 @@ import reference
 from invariants.case import Case, Moment
 from invariants.check import Check
 from invariants.registry import Invariant, Predicate, Relation, Twin, all_invariants, find
-from scenarios import Scenario, ScenarioError, Trace, UsageError, Violation
+from scenarios import Scenario, ScenarioError, StepTrace, Trace, UsageError, Violation
 from scenarios.trace import FAILED, PREPARED, UPDATED
 
 Counts = Mapping[str, tuple[int, int]]
@@ -140,7 +140,8 @@ def _compare(case: Case, twin: Twin, other: Trace, check: Check) -> None:
         step = case.steps[index]
         theirs = other.steps[place] if place < len(other.steps) else None
         mine, outcome = step.actual.outcome, theirs.outcome if theirs is not None else "never run"
-        check.run(mine == outcome, index, None, outcome, mine, f"the step ended {mine}, in the twin {outcome}")
+        told = "" if mine == outcome else f"the step ended {_ending(step.actual)}, in the twin {_ending(theirs)}"
+        check.run(mine == outcome, index, None, outcome, mine, told)
         fields = {s.key: s.fields for s in theirs.substeps} if theirs is not None else {}
         runs = max((run for _, run in fields), default=0)
         for moment in step.moments:
@@ -153,6 +154,17 @@ def _compare(case: Case, twin: Twin, other: Trace, check: Check) -> None:
             _compare_fields(moment, fields.get((moment.name, run), {}), twin, check)
 
 
+def _ending(step: StepTrace | None) -> str:
+    """How a step ended, for a person: with the exception and its place, where there was one."""
+    if step is None:
+        return "never run"
+    failed = step.find(FAILED)
+    if failed is None:
+        return step.outcome
+    exception, message, place = (failed.fields.get(name) for name in ("exception", "message", "raised_at"))
+    return f"{step.outcome} ({exception} at {place or 'an unknown place'}: {message})"
+
+
 def _compare_fields(moment: Moment, theirs: Mapping[str, Any], twin: Twin, check: Check) -> None:
     for name in theirs if twin.fields is None else twin.fields:
         if name in _OF_DRAFTER and name not in moment.said:
@@ -163,7 +175,7 @@ def _compare_fields(moment: Moment, theirs: Mapping[str, Any], twin: Twin, check
                 actual = _known(actual, expected)
             if twin.prefix:
                 expected, actual = _as_far_as_both(expected, actual)
-            check.equal(moment, name, expected, actual, "so it is in the twin")
+            check.agree(moment, name, expected, actual, f"the twin's {name}")
 
 
 def _known(actual: Any, expected: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import reference
 from invariants import Tally, Verdict, all_invariants, verify
 from invariants.check import difference
-from scenarios import Scenario, ScenarioError, Trace, UsageError
+from scenarios import Scenario, ScenarioError, Substep, Trace, UsageError
 from tests.invariants.cases import EAGLE, MTP, failing, served, started_up
 from tests.invariants.synthetic import dressed, edit, edit_step
 
@@ -72,6 +72,25 @@ def test_a_relation_compares_as_far_as_both_runs_went() -> None:
     assert [v.step for v in verdict.violations] == [3, 4, 6]
     assert verdict.first is not None
     assert verdict.first.message == "the step ended ok, in the twin never run"
+
+
+def test_of_two_copies_none_is_called_the_wrong_one() -> None:
+    trace = edit(dressed(MIXED), 1, "restored", "_seq_lens_cuda", lambda lens: [lens[0] + 1, *lens[1:]])
+    (found,) = verify(MIXED, lambda _: trace, only=["host-equals-device"]).violations
+    host, device = found.expected[0], found.actual[0]
+    assert found.message == f"_seq_lens_cuda[0] is {device} and _seq_lens[0] is {host}: they should agree"
+
+
+def test_a_twin_that_ends_otherwise_says_with_which_exception() -> None:
+    sound = dressed(MIXED)
+    fields = {"exception": "ValueError", "message": "no such row", "raised_at": "mtp.py:7"}
+    broken = edit_step(sound, 3, outcome="fatal", substeps=(Substep("failed", 0, "eager", fields),))
+    run = {False: sound, True: broken}
+    slug = "row-order-does-not-matter"
+    (found, *_) = verify(MIXED, lambda s: run[s != MIXED], only=[slug]).violations
+    assert found.message == "the step ended ok, in the twin fatal (ValueError at mtp.py:7: no such row)"
+    (found, *_) = verify(MIXED, lambda s: run[s == MIXED], only=[slug]).violations
+    assert found.message == "the step ended fatal (ValueError at mtp.py:7: no such row), in the twin ok"
 
 
 def test_a_relation_does_not_compare_what_is_drafted_for_dummies_where_that_is_not_specified() -> None:
