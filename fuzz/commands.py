@@ -20,7 +20,7 @@ from fuzz.display import coloured, escaped, watch
 from fuzz.engines import PORTABLE, load
 from fuzz.events import CampaignStarted, Event
 from fuzz.executors import Executor, InProcess, Spawned
-from fuzz.explain import Line, explain, scenario_lines
+from fuzz.explain import Line, explain, recorded_lines, scenario_lines
 from fuzz.export import export
 from fuzz.files import write_text
 from fuzz.interrupt import interruptible
@@ -341,6 +341,8 @@ def _replay_lines(done: Replay, misread: list[str] | None) -> Iterable[Line]:
         yield Line("")
         yield Line(f"{subject.name}: fails")
     elif done.unsound is None:
+        if subject.finding is not None:
+            yield from recorded_lines(subject.finding)
         yield from scenario_lines(subject.scenario)
         yield from followed
         yield Line("")

@@ -59,6 +59,15 @@ def explain(finding: Finding, verdict: Verdict | None, name: str) -> Iterator[Li
         yield from _timeline(violation, verdict)
 
 
+def recorded_lines(finding: Finding) -> Iterator[Line]:
+    """What a finding says was wrong when it was found, for one that holds now."""
+    violation = finding.violation
+    seeded = "" if finding.bug is None else f", seeded defect {finding.bug}"
+    yield Line(f"found on engine {finding.engine} on {finding.device}{seeded}: {finding.invariant}")
+    yield Line(f"    {place(violation)}: {violation.message}")
+    yield Line("")
+
+
 def _prompt(request: Request) -> str:
     shared = "" if request.prefix_of is None else f", {request.prefix_len} of {request.prefix_of}"
     return f"{request.id} ({request.prompt_len}{shared}{', thinks' if request.thinking else ''})"
@@ -141,15 +150,22 @@ def _timeline(violation: Violation, verdict: Verdict) -> Iterator[Line]:
     yield Line(f"steps[{step.index}] {step.phase.value}: {_outcome(step)}", marked=True)
     expected = verdict.expected.steps[violation.step] if violation.step < len(verdict.expected.steps) else None
     entries = [entry for substep in step.substeps for entry in _entries(substep, expected, violation)]
-    yield from _layout(entries)
+    if any(entry.field for entry in entries):
+        yield from _layout(entries)
+    else:
+        # Of a step that ended otherwise than in a twin, for instance; what is wrong is in the message.
+        names = ", ".join(entry.substep for entry in entries)
+        yield Line(f"  {names}: nothing that is shown differs from the reference")
 
 
 def _outcome(step: StepTrace) -> str:
     failed = step.find("failed")
     if failed is None:
         return step.outcome
-    planned = "planned" if step.injected else "not planned"
-    return f"{step.outcome}, {failed.fields.get('exception')} ({planned}): {failed.fields.get('message')}"
+    how = "planned" if step.injected else "not planned"
+    if failed.fields.get("raised_at"):
+        how += f", raised at {failed.fields['raised_at']}"
+    return f"{step.outcome}, {failed.fields.get('exception')} ({how}): {failed.fields.get('message')}"
 
 
 def _entries(substep: Substep, expected: StepTrace | None, violation: Violation) -> Iterator[Entry]:

@@ -40,10 +40,10 @@ def export(subject: Subject, invariant: str | None = None) -> str:
     """
     config = subject.scenario.config
     if config.worker not in exported.MODES:
-        raise _cannot(subject, f"no file of its own drives {config.worker}")
+        raise _cannot(subject, f"a file can drive {', '.join(exported.MODES)}, not {config.worker}")
     metadata = BACKENDS[config.attention_backend].metadata
     if metadata != exported.METADATA:
-        raise _cannot(subject, f"a file of its own drives {exported.METADATA}'s fields, not those of {metadata}")
+        raise _cannot(subject, f"a file can set the fields of {exported.METADATA}, not those of {metadata}")
     for variant in _LEFT_OUT:
         if getattr(config, variant) != getattr(Config, variant):
             raise _cannot(subject, f"config.{variant} is set, and a file leaves out {', '.join(_LEFT_OUT)}")

@@ -38,7 +38,7 @@ class Finding:
     """A violation with all that is needed to see it again.
 
     engine, device  what ran; ``bug`` is the seeded defect that was active, None for the engine as it is
-    raised_at       file:line of the exception that started it, if one did
+    raised_at       file:line of the first exception that was not planned, if there was one
     seen_on         "CPU and GPU" or "GPU only" for what was found on a GPU, else None
     """
 

@@ -191,8 +191,11 @@ def test_a_run_that_finds_something_and_what_can_be_done_with_it(tmp_path: Path,
     assert cli.invoke(["replay", "--json", *fake("Forgetful")]) == 1
     assert document(capsys)["failed"] == 1
     # Repaired, it holds.
-    assert cli.invoke(["replay", finding["id"], *fake("Sound")]) == 0
-    assert f"{finding['id']}: holds, " in capsys.readouterr().out
+    assert cli.invoke(["explain", finding["id"], *fake("Sound")]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(f"found on engine tests.fuzz.fakes:Forgetful on cpu: {finding['invariant']}\n    steps[")
+    assert finding["message"] in page.splitlines()[1]
+    assert f"{finding['id']}: holds, " in page
 
 
 def test_a_fault_that_does_not_fire_is_no_success(capsys: Capture) -> None:

@@ -86,6 +86,21 @@ def test_an_exception_is_part_of_the_timeline(snapshot: Snapshot) -> None:
     assert '> failed    exception  null      "AssertionError"' in text
 
 
+def test_a_step_of_which_no_field_differs_is_no_table_of_empty_rows() -> None:
+    violation = Violation(invariant="replay-equals-eager", step=1, expected="tolerated", actual="ok")
+    last = page(verdict(forgetful()), violation).splitlines()[-1]
+    names = "prepared, entered, verified, saved, draft[0], draft[1], restored, updated"
+    assert last == f"  {names}: nothing that is shown differs from the reference"
+
+
+def test_each_exception_is_shown_with_its_place() -> None:
+    first, *rest = forgetful().steps
+    fields = {"exception": "InjectedOutOfMemoryError", "message": "planned", "raised_at": "mtp.py:7"}
+    failed = replace(first, substeps=(Substep("failed", 0, "warmup", fields),), injected=True)
+    text = page(verdict(replace(forgetful(), steps=(failed, *rest))))
+    assert "tolerated, InjectedOutOfMemoryError (planned, raised at mtp.py:7): planned" in text
+
+
 def test_a_step_that_was_not_reached_says_so() -> None:
     trace = forgetful()
     assert page(verdict(replace(trace, steps=trace.steps[:2]))).endswith("steps[2] was not reached")

@@ -418,13 +418,14 @@ def test_other_reasons_why_there_is_no_file(monkeypatch: pytest.MonkeyPatch) -> 
         "--invariant: output-lossless holds in it; write one of"
     )
     sparse = scenario("MTPEagleWorker", CONTEXT, prompts=(2,), attention_backend="DSA", index_topk=2)
-    assert "drives TrtllmAttentionMetadata's fields, not those of DSAtrtllmAttentionMetadata" in refused(sparse)
+    assert "can set the fields of TrtllmAttentionMetadata, not those of DSAtrtllmAttentionMetadata" in refused(sparse)
     forced = scenario("MTPEagleWorker", CONTEXT, prompts=(2,), force_num_accepted_tokens=1.0)
     assert refused(forced).startswith(
         "it: cannot be exported: config.force_num_accepted_tokens is set, and a file leaves out force_num_accepted_tok"
     )
     monkeypatch.delitem(exported.MODES, "PARDWorker")
-    assert refused(LEAK).startswith("it: cannot be exported: no file of its own drives PARDWorker")
+    assert refused(LEAK).startswith("it: cannot be exported: a file can drive Eagle3OneModelWorker, ")
+    assert "DraftTargetOneModelWorker, not PARDWorker; " in refused(LEAK)
     monkeypatch.undo()
     unfired = replace(LEAK.steps[0], fault=fault("draft_model.forward", 9))
     assert "specfuzz replay it" in refused(replace(LEAK, steps=(unfired,)))
