@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from faults import INJECTORS, LINES, SEAMS, TORCH
-from scenarios import Config, Request, Scenario, Step, StepTrace, Trace
+from scenarios import Config, Request, Scenario, ScenarioError, Step, StepTrace, Trace
 
 __all__ = ["INJECTORS", "LINES", "SEAMS", "TORCH", "Engine", "Session", "run"]
 
@@ -71,14 +71,21 @@ class Engine(Protocol):
 def run(engine: Engine, scenario: Scenario, *, observe: bool = True, record: Collection[str] = ()) -> Trace:
     """Run a whole scenario; a fatal step ends it early.
 
-    A session that has a method ``foresee`` is told all steps first, which may spare it work.
+    A session that has a method ``foresee`` is told all steps first, which may spare it work. What it says of a step,
+    as a ``ScenarioError``, is raised with the step's place.
     """
     session = engine.open(scenario.config, scenario.requests, observe=observe, record=record)
     try:
         if hasattr(session, "foresee"):
             session.foresee(scenario.steps)
-        for step in scenario.steps:
-            if session.step(step).outcome == "fatal":
+        for index, step in enumerate(scenario.steps):
+            try:
+                outcome = session.step(step).outcome
+            except ScenarioError as error:
+                place = f"steps[{index}]"
+                # A schedule names the step itself; a fault site knows of none.
+                raise error if error.field.startswith(place) else error.within(place) from None
+            if outcome == "fatal":
                 break
         return session.trace()
     finally:

@@ -22,6 +22,7 @@ from fuzz.cli_app import (
     EngineOption,
     FaultsOption,
     FoundArgument,
+    FoundDeviceOption,
     FoundEngineOption,
     InvariantOption,
     JsonOption,
@@ -196,9 +197,7 @@ def replay(
         typer.Option("--with-bug", metavar="[BUG]", help="Seed a defect; alone: the one that the file names."),
     ] = None,
     engine: FoundEngineOption = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda. [default: as found]")
-    ] = None,
+    device: FoundDeviceOption = None,
     trtllm_source: SourceOption = None,
     invariant: InvariantOption = None,
     as_json: JsonOption = False,
@@ -232,6 +231,7 @@ def replay(
 def explain(
     name: FoundArgument,
     engine: FoundEngineOption = None,
+    device: FoundDeviceOption = None,
     trtllm_source: SourceOption = None,
     provenance: Annotated[
         bool, typer.Option("--provenance", help="Say which request's row was read as whose (portable engine).")
@@ -244,7 +244,7 @@ def explain(
     from fuzz.subject import find_subject
 
     def source() -> Subject:
-        subject = find_subject(name, Store()).on(engine, None)
+        subject = find_subject(name, Store()).on(engine, device)
         options.check_source(trtllm_source, subject.engine)
         return subject
 
@@ -265,6 +265,7 @@ def export(
         ),
     ] = None,
     engine: FoundEngineOption = None,
+    device: FoundDeviceOption = None,
     trtllm_source: SourceOption = None,
 ) -> int:
     """Write a finding as a stand-alone pytest file for TensorRT-LLM."""
@@ -274,7 +275,7 @@ def export(
 
     slug = None if invariant is None else options.invariants([invariant])[0]
     path = options.file("--output", output)
-    subject = find_subject(name, Store()).on(engine, None)
+    subject = find_subject(name, Store()).on(engine, device)
     options.check_source(trtllm_source, subject.engine)
     return commands.export_file(subject, invariant=slug, path=path)
 
@@ -382,7 +383,15 @@ def list_(
     from fuzz import commands, listing, options
 
     target = options.target(engine=engine, device=device, faults=faults, worker=worker, source=trtllm_source)
-    return commands.list_rows(listing.rows(what, target), commands.Output(as_json=as_json))
+    given = {
+        "--engine": engine != "portable",
+        "--trtllm-source": trtllm_source is not None,
+        "--device": device != "cpu",
+        "--worker": bool(worker),
+        "--faults": faults != "seams",
+    }
+    rows = listing.rows(what, target, [option for option, is_given in given.items() if is_given])
+    return commands.list_rows(rows, commands.Output(as_json=as_json))
 
 
 @app.command()

@@ -10,6 +10,7 @@ import typer
 import typer.core
 
 from engines.upstream import SOURCE_VARIABLE
+from fuzz.files import HOME
 from scenarios import UsageError, closest
 
 PROGRAM: Final = "specfuzz"
@@ -44,7 +45,8 @@ app = typer.Typer(
     name=PROGRAM,
     cls=Commands,
     help="Hunts for departures of a speculative-decoding engine from its specification.",
-    epilog="Exit status: 0 nothing found; 1 findings; 2 usage, environment, or a run that proves nothing.",
+    epilog=f"Findings and state are kept in .specfuzz, or in the folder that {HOME} names. "
+    "Exit status: 0 nothing found; 1 findings; 2 usage, environment, or a run that proves nothing.",
     rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -56,6 +58,9 @@ EngineOption = Annotated[
 FoundArgument = Annotated[str, typer.Argument(metavar="ID|FILE", help="A finding or a scenario file.")]
 FoundEngineOption = Annotated[
     str | None, typer.Option("--engine", metavar="NAME", help="Engine to run on. [default: as found]")
+]
+FoundDeviceOption = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda. [default: as found]")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu or cuda.")]
 WorkerOption = Annotated[

@@ -48,8 +48,9 @@ def load(name: str, device: str) -> Engine:
         ) from error
     try:
         engine = factory(device=device)
-    except UsageError:
-        raise
+    except UsageError as error:
+        # An engine names its parameter.
+        raise UsageError(f"--{error}" if str(error).startswith("device: ") else str(error)) from error
     except Exception as error:
         raise UsageError(
             f"--engine: {name}(device={device!r}) raises {type(error).__name__}: {error}; {_REMEDY}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any, Final
@@ -14,23 +15,38 @@ from fuzz.options import Target
 from fuzz.small import small_scenario
 from scenarios import WORKERS, UsageError, closest
 
-KINDS: Final = ("workers", "metadata", "invariants", "sites", "bugs")
+OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "workers": ("--engine", "--worker"),
+    "metadata": (),
+    "invariants": ("--engine", "--worker"),
+    "sites": ("--engine", "--trtllm-source", "--device", "--worker", "--faults"),
+    "bugs": ("--worker",),
+}
+"""Options that a list goes by."""
 
 Rows = list[dict[str, Any]]
 
 
-def rows(what: str, target: Target) -> Rows:
-    """The list of that name; ``UsageError`` if there is none. ``target`` says what sites to look for."""
-    if what not in KINDS:
-        raise UsageError(f"WHAT: there is no list of {what!r}; {closest(what, KINDS)}")
+def rows(what: str, target: Target, given: Iterable[str] = ()) -> Rows:
+    """The list of that name, of the workers and sites of ``target``.
+
+    ``UsageError`` if there is no such list, or for an option, of those that are ``given``, that has no meaning for it.
+    """
+    if what not in OPTIONS:
+        raise UsageError(f"WHAT: there is no list of {what!r}; {closest(what, OPTIONS)}")
+    for option in given:
+        if option not in OPTIONS[what]:
+            raise UsageError(f"{option}: the list of {what} does not go by it; leave it out")
     if what == "sites":
         return sites(target)
-    return {"workers": workers, "metadata": metadata, "invariants": invariants, "bugs": bugs}[what]()
+    if what == "metadata":
+        return metadata()
+    return {"workers": workers, "invariants": invariants, "bugs": bugs}[what](target.workers)
 
 
-def workers() -> Rows:
-    """Workers by class name."""
-    return [{"name": w.name, "summary": w.summary} for w in WORKERS.values()]
+def workers(names: Collection[str]) -> Rows:
+    """Workers by class name, of those that are named."""
+    return [{"name": w.name, "summary": w.summary} for w in WORKERS.values() if w.name in names]
 
 
 def metadata() -> Rows:
@@ -85,8 +101,11 @@ def _family(root: type[Any]) -> list[type[Any]]:
     return found
 
 
-def invariants() -> Rows:
-    """Invariants by slug with the predicates P1 to P14 that they hold, and the one that is asked of the process."""
+def invariants(workers: Collection[str]) -> Rows:
+    """Invariants by slug with the predicates P1 to P14 that they hold, and the one that is asked of the process.
+
+    Those that one of these workers at least can reach.
+    """
     from invariants import all_invariants
 
     rows: Rows = [
@@ -98,13 +117,14 @@ def invariants() -> Rows:
             "museum": list(i.museum),
         }
         for i in all_invariants()
+        if not i.trait or any(getattr(WORKERS[worker], i.trait) for worker in workers)
     ]
     process = {"name": PROCESS_SURVIVES, "summary": PROCESS_SURVIVES_STATEMENT, "kind": "process"}
     return [*rows, {**process, "predicates": [], "museum": []}]
 
 
-def bugs() -> Rows:
-    """Seeded defects by id, with the invariants that notice them."""
+def bugs(workers: Collection[str]) -> Rows:
+    """Seeded defects of these workers by id, with the invariants that notice them."""
     from museum import BUGS
 
     return [
@@ -118,6 +138,7 @@ def bugs() -> Rows:
             "on_device": b.on_device,
         }
         for b in BUGS.values()
+        if b.worker in workers
     ]
 
 

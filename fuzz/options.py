@@ -116,12 +116,17 @@ def bugs(names: Iterable[str], option: str = "--bug") -> tuple[str, ...]:
 
 
 def bug(name: str, option: str, worker: str) -> str:
-    """Id of the one seeded defect that is called so, or that begins so, for this worker if there are several."""
+    """Id of the one seeded defect of this worker that is called so, or that begins so."""
     from museum import BUGS
 
-    fitting = bugs([name], option)
-    exact = [id for id in fitting if id.lower() == name.lower()]
-    fitting = tuple(exact or [id for id in fitting if BUGS[id].worker == worker] or fitting)
+    called = bugs([name], option)
+    called = tuple(id for id in called if id.lower() == name.lower()) or called
+    fitting = [id for id in called if BUGS[id].worker == worker]
+    if not fitting:
+        others = ", ".join(dict.fromkeys(BUGS[id].worker for id in called))
+        raise UsageError(
+            f"{option}: {name} is in {others}, not in {worker}; see `specfuzz list bugs --worker {worker}`"
+        )
     if len(fitting) > 1:
         raise UsageError(f"{option}: {name!r} may be any of {', '.join(fitting)}; write one of them")
     return fitting[0]

@@ -16,6 +16,8 @@ from scenarios.codec import parse
 
 _LONGEST_NAME: Final = 255
 """Bytes of the name of a file, in the usual file systems."""
+_LARGEST_MIB: Final = 64
+"""Size from which on a file is not read: a finding has some kilobytes."""
 _WRAPPER = ("title", "story", "engine", "device", "bug", "scenario")
 _KNOWN: Final = (*_WRAPPER, "version", *(field.name for field in fields(Scenario)))
 """Names at the top of a scenario's file, with a story or without."""
@@ -72,6 +74,8 @@ class Subject:
 
 def find_subject(name: str, store: Store) -> Subject:
     """The file of that path, or the stored finding of that id; ``UsageError`` if it is neither."""
+    if not name:
+        raise UsageError("ID|FILE: is empty; name a JSON file or the id of a finding")
     path = Path(name)
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
         raise UsageError(f"{name[:40]}...: is too long for a name; name a JSON file or the id of a finding")
@@ -86,6 +90,8 @@ def read_subject(path: Path, name: str | None = None) -> Subject:
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: is no file; name a JSON file or the id of a finding")
+        if path.exists() and (mib := path.stat().st_size // 2**20) >= _LARGEST_MIB:
+            raise UsageError(f"{path}: has {mib} MiB, which is too much; name one of less than {_LARGEST_MIB} MiB")
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
@@ -98,7 +104,7 @@ def read_subject(path: Path, name: str | None = None) -> Subject:
 
 
 def _subject(name: str, value: dict[str, Any]) -> Subject:
-    if "violation" in value:
+    if "violation" in value or "invariant" in value:
         found = finding_from_json(value)
         if found.invariant != PROCESS_SURVIVES:
             invariants.find(found.invariant)

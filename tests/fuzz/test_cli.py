@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -92,6 +93,7 @@ MISTAKES = [
     "run --workers 0",
     "fuzz --max-time soon",
     "replay nosuch",
+    "explain ''",
     "replay nosuch.json",
     "replay .",
     "replay bad.json",
@@ -100,6 +102,8 @@ MISTAKES = [
     "replay device.json",
     "replay scenario.json --with-bug",
     "replay scenario.json --with-bug NO-99",
+    "replay scenario.json --with-bug TRT-01/PARDWorker",
+    "acceptance --worker PARDWorker --attention-backend TRTLLM --with-bug TRT-12/MTPEagleWorker",
     "replay scenario.json --engine=",
     "replay scenario.json --device=",
     "replay scenario.json --trtllm-source some/where",
@@ -111,6 +115,8 @@ MISTAKES = [
     "explain",
     "list",
     "list worker",
+    "list metadata --worker PARDWorker",
+    "list bugs --device cuda",
     "list sites --trtllm-source some/where",
     "list sites --faults none",
     "museum --bug NO-99",
@@ -135,7 +141,7 @@ def test_every_mistake_gets_one_line(
     Path("device.json").write_text(json.dumps(finding_to_json(replace(finding, device="tpu"))))
     lines = []
     for mistake in MISTAKES:
-        assert cli.invoke(mistake.split()) == 2, mistake
+        assert cli.invoke(shlex.split(mistake)) == 2, mistake
         out, err = capsys.readouterr()
         assert out == ""
         assert err.count("\n") == 1, err

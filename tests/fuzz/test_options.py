@@ -122,11 +122,15 @@ def test_bugs_by_id_or_museum_entry(empty_museum: dict[str, Bug]) -> None:
         UsageError, match=r"^--bug: no defect is called 'TRT-04/Eagle'; write one of TRT-04/MTPEagleWorker$"
     ):
         options.bugs(["TRT-04/Eagle"])
-    assert options.bug("trt-01/pardworker", "--with-bug", "MTPEagleWorker") == ids[0]
-    assert options.bug("trt-04", "--with-bug", "PARDWorker") == ids[2]
+    assert options.bug("trt-01/pardworker", "--with-bug", "PARDWorker") == ids[0]
     assert options.bug("TRT-01", "--with-bug", "MTPEagleWorker") == ids[1]
-    with pytest.raises(UsageError, match=r"^--with-bug: 'TRT-01' may be any of TRT-01/PARDWorker, TRT-01/MTPEagle"):
-        options.bug("TRT-01", "--with-bug", "DraftTargetOneModelWorker")
+    with pytest.raises(UsageError, match=r"^--with-bug: 'TRT-01' may be any of TRT-01/PARDWorker, TRT-01/PARDWorker/v"):
+        options.bug("TRT-01", "--with-bug", "PARDWorker")
+    for name in ("trt-04", "TRT-04/MTPEagleWorker"):
+        with pytest.raises(
+            UsageError, match=rf"^--with-bug: {name} is in MTPEagleWorker, not in PARDWorker; see `spec"
+        ):
+            options.bug(name, "--with-bug", "PARDWorker")
 
 
 def test_a_target_is_checked() -> None:

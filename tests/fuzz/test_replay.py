@@ -88,6 +88,7 @@ FOUND = finding_to_json(FINDING)
         ({"scenario": 3}, "scenario: is not an object; write an object"),
         ({"scenario": {**BARE, "steps": []}}, "scenario.steps: is empty; add a step"),
         ({**FOUND, "scenario": {**BARE, "steps": []}}, "scenario.steps: is empty; add a step"),
+        ({k: v for k, v in FOUND.items() if k != "violation"}, "violation: is missing; add it"),
         ({**FOUND, "violation": {"invariant": "x"}}, "violation.step: is missing; add it"),
     ],
 )
@@ -102,6 +103,23 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(b"\xff")
     with pytest.raises(UsageError, match=r"cannot be read \(is not text\)"):
+        read_subject(path)
+
+
+def test_a_device_that_an_engine_does_not_have_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine(device: str) -> Any:
+        raise UsageError(f"device: no {device} here; write 'cpu'")
+
+    monkeypatch.setattr(fakes, "Sound", engine)
+    with pytest.raises(UsageError, match="^--device: no cuda here; write 'cpu'$"):
+        replay(subject().on("tests.fuzz.fakes:Sound", "cuda"))
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    with path.open("wb") as file:
+        file.truncate(300 * 2**20)
+    with pytest.raises(UsageError, match=r"has 300 MiB, which is too much; name one of less than 64 MiB$"):
         read_subject(path)
 
 
