@@ -124,9 +124,8 @@ def bug(name: str, option: str, worker: str) -> str:
     fitting = [id for id in called if BUGS[id].worker == worker]
     if not fitting:
         others = ", ".join(dict.fromkeys(BUGS[id].worker for id in called))
-        raise UsageError(
-            f"{option}: {name} is in {others}, not in {worker}; see `specfuzz list bugs --worker {worker}`"
-        )
+        remedy = f"see `specfuzz list bugs --worker {worker}`"
+        raise UsageError(f"{option}: {name} is a defect of {others}, not of {worker}; {remedy}")
     if len(fitting) > 1:
         raise UsageError(f"{option}: {name!r} may be any of {', '.join(fitting)}; write one of them")
     return fitting[0]

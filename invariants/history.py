@@ -65,17 +65,23 @@ def layers_look_ahead(step: StepCase, check: Check) -> None:
     if not {"draft_layers_kv", "emitted"} <= moment.seen.keys() or "next_draft_tokens" not in restored.seen:
         return
     shown, emitted = moment.seen["draft_layers_kv"], moment.seen["emitted"]
-    expected = dict(shown)
+    expected = {}
     for row, drafts in zip(step.rows, restored.seen["next_draft_tokens"], strict=False):
         if row.request is not None and row.request in shown and row.request in emitted:
             text = _text(step, row.request, emitted[row.request])
             tokens = text if row.overridden else [*text, *drafts]
             expected[row.request] = [_looking(slots, tokens[1 + i :]) for i, slots in enumerate(shown[row.request])]
-    check.equal(moment, "draft_layers_kv", expected, shown, "so go the text and the drafts")
+    # Of a request that is not in the batch the drafts of its last step are not at hand.
+    asked = {request: shown[request] for request in expected}
+    if asked:
+        check.equal(moment, "draft_layers_kv", expected, asked, "so go the text and the drafts")
 
 
 def _looking(slots: list[int], tokens: list[int]) -> list[int]:
-    """``slots``, of which those that are filled hold ``tokens``, as far as there are some."""
+    """What the slots of a layer should hold: each that is filled the token of ``tokens`` that belongs there.
+
+    Which slots are filled, and what those hold for which there is no token, is not said here: these are as shown.
+    """
     filled = [EMPTY if slot == EMPTY else entry(n, token) for n, (slot, token) in enumerate(zip(slots, tokens))]
     return filled + slots[len(filled) :]
 

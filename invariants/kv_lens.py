@@ -12,12 +12,16 @@ draft call i >= 1    kv0 + i                     kv0 - (w - acc) + i
 the loop's end       kv0 + K                     kv0 + K - (w - acc)
 ==================== =========================== ===========================
 
-is a linear drafter's course. A drafter of one call, parallel or with a context of its own, adds 1 to each generation
-for it and takes ``1 - acc`` off again: ``kv0``, ``kv0 + 1``, ``kv0 + acc``. One that is fed the last cached tokens
-again takes off what was not accepted before its first call, and leaves it at that: ``kv0``, ``kv0 - (w - acc)``.
-Without drafts, or without a draft model, nothing moves. One that reads a view of the target's cache adds nothing to it:
-in all of its calls a row has what it has cached after the step, ``kv0`` and ``kv0 - (w - acc)``. A worker that
-saves ``kv_lens_cuda`` itself, as some do while a graph is warmed up, gives ``kv0`` back.
+is the course of a linear drafter that calls its draft model K times. Others differ:
+
+- A drafter of one call, parallel or with a context of its own: a context stays at ``kv0``. A generation is at
+  ``kv0 + 1`` before the call and at ``kv0 + acc`` at the end.
+- A drafter that is fed the last cached tokens again: from its first call on a context is at ``kv0``, a generation at
+  ``kv0 - (w - acc)``, and they stay there.
+- A drafter that reads a view of the target's cache adds nothing to it: in all of its calls the view has what is cached
+  after the step, ``kv0`` for a context and ``kv0 - (w - acc)`` for a generation.
+- Without drafts, or without a draft model, nothing moves.
+- A worker that saves ``kv_lens_cuda`` itself, as some do while a graph is warmed up, gives ``kv0`` back at the end.
 
 A drafter of trees is fed paths of K + 1 tokens first, where the target was fed T + 1 nodes, then layers of k
 (``dynamic_tree_max_topK``) nodes that follow the accepted tokens:

@@ -128,7 +128,7 @@ def test_bugs_by_id_or_museum_entry(empty_museum: dict[str, Bug]) -> None:
         options.bug("TRT-01", "--with-bug", "PARDWorker")
     for name in ("trt-04", "TRT-04/MTPEagleWorker"):
         with pytest.raises(
-            UsageError, match=rf"^--with-bug: {name} is in MTPEagleWorker, not in PARDWorker; see `spec"
+            UsageError, match=rf"^--with-bug: {name} is a defect of MTPEagleWorker, not of PARDWorker; "
         ):
             options.bug(name, "--with-bug", "PARDWorker")
 

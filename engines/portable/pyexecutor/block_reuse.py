@@ -49,7 +49,7 @@ class ReusableBlocks:
 
     def find(self, prompt: Sequence[int]) -> list[int]:
         """Pages that hold the beginning of a prompt, in order; they leave a token of it at least to be computed."""
-        last = len(prompt) - max(1, self.look_ahead)
+        last = len(prompt) - max(1, self.look_ahead)  # a key has the tokens that it looks ahead, too
         found = (self._by_key.get(key, -1) for key in self._keys(prompt, last))
         return list(takewhile(lambda block_id: block_id >= 0, found))
 
