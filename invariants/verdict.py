@@ -140,7 +140,7 @@ def _compare(case: Case, twin: Twin, other: Trace, check: Check) -> None:
         step = case.steps[index]
         theirs = other.steps[place] if place < len(other.steps) else None
         mine, outcome = step.actual.outcome, theirs.outcome if theirs is not None else "never run"
-        told = "" if mine == outcome else f"the step ended {_ending(step.actual)}, in the twin {_ending(theirs)}"
+        told = "" if mine == outcome else f"the step ended {_ending(step.actual)}, in the twin {_twin(other, theirs)}"
         check.run(mine == outcome, index, None, outcome, mine, told)
         fields = {s.key: s.fields for s in theirs.substeps} if theirs is not None else {}
         runs = max((run for _, run in fields), default=0)
@@ -154,10 +154,16 @@ def _compare(case: Case, twin: Twin, other: Trace, check: Check) -> None:
             _compare_fields(moment, fields.get((moment.name, run), {}), twin, check)
 
 
-def _ending(step: StepTrace | None) -> str:
+def _twin(trace: Trace, step: StepTrace | None) -> str:
+    """How a step of a twin ended, for a person; None for one before which the twin had ended."""
+    if step is not None:
+        return _ending(step)
+    last = trace.steps[-1] if trace.steps else None
+    return "never run" if last is None or last.outcome == "ok" else f"never run, as its last one ended {_ending(last)}"
+
+
+def _ending(step: StepTrace) -> str:
     """How a step ended, for a person: with the exception and its place, where there was one."""
-    if step is None:
-        return "never run"
     failed = step.find(FAILED)
     if failed is None:
         return step.outcome

@@ -89,6 +89,11 @@ def test_a_twin_that_ends_otherwise_says_with_which_exception() -> None:
     slug = "row-order-does-not-matter"
     (found, *_) = verify(MIXED, lambda s: run[s != MIXED], only=[slug]).violations
     assert found.message == "the step ended ok, in the twin fatal (ValueError at mtp.py:7: no such row)"
+    run[True] = replace(broken, steps=broken.steps[:4])
+    found = verify(MIXED, lambda s: run[s != MIXED], only=[slug]).violations[-1]
+    ended = "never run, as its last one ended fatal (ValueError at mtp.py:7: no such row)"
+    assert found.message == f"the step ended ok, in the twin {ended}"
+    run[True] = broken
     (found, *_) = verify(MIXED, lambda s: run[s == MIXED], only=[slug]).violations
     assert found.message == "the step ended fatal (ValueError at mtp.py:7: no such row), in the twin ok"
 
