@@ -44,7 +44,8 @@ app = typer.Typer(
     name=PROGRAM,
     cls=Commands,
     help="Hunts for departures of a speculative-decoding engine from its specification.",
-    epilog="Exit status: 0 nothing found; 1 findings; 2 usage, environment, or a run that proves nothing.",
+    epilog="Exit status: 0 nothing found; 1 findings; 2 usage, environment, or a run that proves nothing; "
+    "141 nobody read the output to its end.",
     rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import fuzz.engines
 from engines.base import run
-from fuzz.executors import PROCESS_SURVIVES, PROCESS_SURVIVES_STATEMENT
+from fuzz.audit import PROCESS_SURVIVES, PROCESS_SURVIVES_STATEMENT
 from fuzz.metadata_classes import CLASSES
 from fuzz.options import Target
 from fuzz.small import small_scenario
