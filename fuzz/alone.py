@@ -99,11 +99,25 @@ class Apart:
     def close(self) -> None:
         """End the process, whatever it does."""
         if self._process is not None and self._connection is not None:
-            self._connection.close()
             self._process.kill()
             self._process.join()
             self._process.close()
+            self._connection.close()
         self._process = self._connection = None
+
+
+def caller() -> Caller:
+    """Who runs an engine for a command: another process, as this one has to say how that ended."""
+    return Apart()
+
+
+def elsewhere(function: Callable[..., T], *args: Any) -> T:
+    """What the function returns in a process of its own; ``UsageError`` if that ends before."""
+    with closing(caller()) as apart:
+        try:
+            return apart.call(function, *args)
+        except Died as died:
+            raise UsageError(f"--engine: {died}; `specfuzz run` looks for a scenario in which it does") from died
 
 
 def _serve(connection: Connection) -> None:
@@ -113,7 +127,10 @@ def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
     threading.Thread(target=follow_parent, daemon=True).start()
     while True:
-        function, args = connection.recv()
+        try:
+            function, args = connection.recv()
+        except (EOFError, OSError):
+            return  # the parent is gone
         try:
             answer = pickle.dumps((_DONE, function(*args)))
         except UsageError as error:
@@ -163,4 +180,7 @@ def run_once(case: Case) -> str | None:
 
 def how_it_ended(code: int) -> str:
     """The exit status of a process in words that follow "the process"."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    if code >= 0:
+        return f"ended with status {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"

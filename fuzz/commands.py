@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol
 
 import typer
 
-from fuzz import acceptance, doctor, listing
+from fuzz import acceptance, alone, doctor, listing
 from fuzz import leaks as triage
-from fuzz.alone import Apart, Caller, Died
+from fuzz.alone import Caller, Died, elsewhere
 from fuzz.campaign import CampaignPlan, Lanes, campaign
 from fuzz.display import coloured, escaped, watch
-from fuzz.engines import PORTABLE, load
+from fuzz.engines import PORTABLE
 from fuzz.events import CampaignStarted, Event
 from fuzz.executors import Executor, Spawned
 from fuzz.explain import Line, explain, scenario_lines
@@ -89,11 +89,6 @@ class Output:
 def executor(processes: int, running: Path) -> Executor:
     """Who runs the units of a campaign: other processes, even if it is one, as this one has to say how that ended."""
     return Spawned(processes, running)
-
-
-def caller() -> Caller:
-    """Who runs what was found, for the same reason."""
-    return Apart()
 
 
 class Listener(Protocol):
@@ -175,8 +170,7 @@ def leaks(target: Target, output: Output) -> int:
     """Triage what failed steps leave behind; ``FINDINGS`` if any of it is read."""
     if not target.faults:
         raise UsageError("--faults: without a family nothing can fail; write for instance 'seams'")
-    engine = load(target.engine, target.device)
-    failed = [one for worker in target.workers for one in triage.triage(engine, worker, target.faults)]
+    failed = elsewhere(triage.triage_all, target.engine, target.device, target.workers, target.faults)
     output.write(triage.document(failed), triage.lines(failed))
     return triage.status(failed)
 
@@ -197,7 +191,7 @@ def replay_all(
     replays: list[Replay] = []
     problems: list[str] = []
     followed: list[list[str] | None] = []
-    with closing(caller()) as apart:
+    with closing(alone.caller()) as apart:
         for source in sources:
             try:
                 done = replay_apart(apart, source(), only=invariants)
@@ -247,7 +241,7 @@ def _nothing_stored(store: Store) -> str:
 
 def export_file(subject: Subject, *, invariant: str | None, path: Path | None) -> int:
     """Write the stand-alone test of a subject to a file, or print it."""
-    with closing(caller()) as apart:
+    with closing(alone.caller()) as apart:
         try:
             text = apart.call(export, subject, invariant)
         except Died as died:
@@ -273,7 +267,7 @@ def show_acceptance(asked: acceptance.Asked, engine: str, device: str, output: O
     """Print how often drafts are accepted, by depth."""
     if asked.bug is not None and engine != PORTABLE:
         raise UsageError(f"--with-bug: defects are seeded into the portable engine; leave out --engine {engine}")
-    rows = acceptance.measure(load(engine, device), asked)
+    rows = elsewhere(acceptance.measure_on, engine, device, asked)
     document = [{"engine": name, **cell.to_json()} for name, cell in rows]
     output.write(document, acceptance.lines(rows))
     return NOTHING_FOUND

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import fuzz.engines
 from engines.base import run
+from fuzz.alone import elsewhere
 from fuzz.audit import PROCESS_SURVIVES, PROCESS_SURVIVES_STATEMENT
 from fuzz.metadata_classes import CLASSES
 from fuzz.options import Target
@@ -24,7 +25,7 @@ def rows(what: str, target: Target) -> Rows:
     if what not in KINDS:
         raise UsageError(f"WHAT: there is no list of {what!r}; {closest(what, KINDS)}")
     if what == "sites":
-        return sites(target)
+        return elsewhere(sites, target)
     return {"workers": workers, "metadata": metadata, "invariants": invariants, "bugs": bugs}[what]()
 
 

@@ -76,7 +76,7 @@ def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
     if request.node.get_closest_marker("spawned") is None:
         monkeypatch.setattr("fuzz.commands.executor", executor)
-        monkeypatch.setattr("fuzz.commands.caller", caller)
+        monkeypatch.setattr("fuzz.alone.caller", caller)
 
 
 @pytest.fixture

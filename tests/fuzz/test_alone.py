@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from fuzz.alone import Apart, Died, death
+from fuzz.alone import Apart, Died, death, elsewhere
 from fuzz.audit import ProcessEnded, surviving
 from fuzz.journal import Case
 from scenarios import UsageError
@@ -87,3 +87,10 @@ def test_what_ends_a_process_becomes_an_exception(error: BaseException) -> None:
 def test_ctrl_c_of_a_person_does_not() -> None:
     with pytest.raises(KeyboardInterrupt), surviving():
         raise KeyboardInterrupt
+
+
+def test_a_command_says_that_its_process_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuzz.alone.caller", Apart)
+    assert elsewhere(len, "abc") == 3
+    with pytest.raises(UsageError, match=r"^--engine: the process ended with status 0; `specfuzz run` looks for"):
+        elsewhere(os._exit, 0)
