@@ -49,6 +49,7 @@ MIXED, WARM_UP = 3, 0
 KNOWN = {
     "forward-not-overridden": "pre-fix workers define forward (PR #16382)",
     "saved-state-empty": "pre-fix workers leak the saved state of a failed step (PR #16382)",
+    "saved-fields": "the same leak, still there when the next forward verifies drafts",
     "restored-identity": "the same leak, seen by the objects that stay exchanged",
     "steps-complete": "the same leak, in the steps after the failed one",
     "kv-lens-balanced": "pre-fix workers owe the rewind of a failed step (PR #16382)",
