@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engines.base import Engine, run
+from fuzz.engines import load
 from fuzz.report import table
 from museum import seeded
 from scenarios import BACKENDS, Config, Context, Generation, Request, Scenario, Step, Trace, UsageError, check
@@ -67,6 +68,11 @@ class Asked:
 
 Row = tuple[str, Acceptance]
 """What is measured, and the counts."""
+
+
+def measure_on(name: str, device: str, asked: Asked) -> list[Row]:
+    """``measure`` on the engine of that name."""
+    return measure(load(name, device), asked)
 
 
 def measure(engine: Engine, asked: Asked) -> list[Row]:

@@ -1,46 +1,186 @@
-"""Running one case in a process of its own, and how that ends."""
+"""Running what may end its process in a process of its own, and how that ends."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
 import signal
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, Final, Protocol, TypeVar
 
 import fuzz.engines
 from engines.base import run
-from fuzz.audit import SUITE_ERRORS
+from fuzz.audit import SUITE_ERRORS, ProcessEnded, surviving, unexpected
 from fuzz.journal import Case
 from invariants import verify
 from museum import seeded
-from scenarios import dumps, loads
+from scenarios import Scenario, Trace, UsageError
+
+T = TypeVar("T")
+
+_DONE: Final = "done"
+_REFUSED: Final = "refused"
+
+
+class Died(Exception):
+    """The process of a call ended before the call did. ``killed``: by SIGKILL, which no code does to itself."""
+
+    def __init__(self, cause: str, *, killed: bool = False) -> None:
+        super().__init__(f"the process {cause}")
+        self.killed = killed
+
+
+class Caller(Protocol):
+    """Whoever calls functions, here or elsewhere."""
+
+    def call(self, function: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
+        """What the function returns; raises ``Died`` and ``UsageError``."""
+        ...
+
+    def close(self) -> None:
+        """Call no more."""
+        ...
+
+
+class Apart:
+    """Calls functions in a spawned process, one after the other, and in another one after one that died.
+
+    Functions, arguments and results are pickled. Torch need not be in the process that calls.
+    """
+
+    def __init__(self) -> None:
+        self._process: SpawnProcess | None = None
+        self._connection: Connection | None = None
+
+    def call(self, function: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
+        """What the function returns, within ``seconds`` if that is given.
+
+        Raises ``Died`` if the process ends or hangs, and ``UsageError`` if the function raises one, or an error.
+        """
+        connection = self._started()
+        try:
+            connection.send((function, args))
+            if not connection.poll(seconds):
+                self.close()
+                raise Died(f"did not end within {seconds:g} s")
+            how, result = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            code = self._ended()
+            raise Died(how_it_ended(code), killed=-code == signal.SIGKILL) from None
+        if how == _REFUSED:
+            raise UsageError(result)
+        value: T = result
+        return value
+
+    def _started(self) -> Connection:
+        if self._connection is None:
+            context = multiprocessing.get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            # No daemon, as it may have to run something in a process of its own again.
+            self._process = context.Process(target=_serve, args=(theirs,))
+            self._process.start()
+            theirs.close()
+        return self._connection
+
+    def _ended(self) -> int:
+        """The exit status of the process, which has closed its end of the pipe."""
+        process = self._process
+        assert process is not None
+        process.join(5)  # the pipe closes a moment before the exit status is there
+        code = process.exitcode
+        self.close()
+        return -signal.SIGKILL if code is None else code
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        if self._process is not None and self._connection is not None:
+            self._process.kill()
+            self._process.join()
+            self._process.close()
+            self._connection.close()
+        self._process = self._connection = None
+
+
+def caller() -> Caller:
+    """Who runs an engine for a command: another process, as this one has to say how that ended."""
+    return Apart()
+
+
+def elsewhere(function: Callable[..., T], *args: Any) -> T:
+    """What the function returns in a process of its own; ``UsageError`` if that ends before."""
+    with closing(caller()) as apart:
+        try:
+            return apart.call(function, *args)
+        except Died as died:
+            raise UsageError(f"--engine: {died}; `specfuzz run` looks for a scenario in which it does") from died
+
+
+def _serve(connection: Connection) -> None:
+    """Body of the process: calls in, results out."""
+    fuzz.engines.settle_process()
+    fuzz.engines.quieten()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
+    threading.Thread(target=follow_parent, daemon=True).start()
+    while True:
+        try:
+            function, args = connection.recv()
+        except (EOFError, OSError):
+            return  # the parent is gone
+        try:
+            answer = pickle.dumps((_DONE, function(*args)))
+        except UsageError as error:
+            answer = pickle.dumps((_REFUSED, str(error)))
+        except SUITE_ERRORS as error:
+            answer = pickle.dumps((_REFUSED, unexpected(error)))
+        connection.send_bytes(answer)
+
+
+def follow_parent() -> None:
+    """End this process with its parent, in the middle of its work as well: nobody would hear of the rest."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def death(case: Case, seconds: float) -> str | None:
-    """Run a case in a process of its own, for ``seconds`` at most; how that ended, None if it survived."""
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_once, args=(case.engine, case.device, case.bug, dumps(case.scenario))
-    )
-    process.start()
-    try:
-        process.join(seconds)
-        if process.exitcode is None:
-            return f"the process did not end within {seconds:g} s"
-    finally:
-        # Without effect on one that has ended.
-        process.kill()
-        process.join()
-    return f"the process {how_it_ended(process.exitcode)}" if process.exitcode else None
+    """Run a case in a process of its own, for ``seconds`` at most; how that ended, None if it survived.
+
+    One that somebody else has killed counts as one that survived.
+    """
+    with closing(Apart()) as apart:
+        try:
+            return apart.call(run_once, case, seconds=seconds)
+        except Died as died:
+            return None if died.killed else str(died)
 
 
-def run_once(engine: str, device: str, bug: str | None, scenario: str) -> None:
-    """Body of the process: run the scenario, given as JSON, and what invariants compare it with; look at nothing."""
-    under_test = fuzz.engines.load(engine, device)
+def run_once(case: Case) -> str | None:
+    """Run the scenario and what invariants compare it with; look at nothing but whether that ends the process."""
+
+    def execute(scenario: Scenario) -> Trace:
+        with surviving():
+            return run(engine, scenario)
+
     try:
-        with seeded(bug):
-            verify(loads(scenario), lambda twin: run(under_test, twin))
+        engine = fuzz.engines.load(case.engine, case.device)
+        with seeded(case.bug):
+            verify(case.scenario, execute)
+    except ProcessEnded as ended:
+        return str(ended)
     except SUITE_ERRORS:
         pass  # no death
+    return None
 
 
 def how_it_ended(code: int) -> str:
     """The exit status of a process in words that follow "the process"."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    if code >= 0:
+        return f"ended with status {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"

@@ -1,9 +1,14 @@
-"""Whether a run was sound: a planned fault that did not strike as planned is an error of the suite, never a pass."""
+"""Whether a run was sound: a planned fault that did not strike as planned is an error of the suite, never a pass.
+
+And whether it would have ended the process, see ``surviving``.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +17,9 @@ from scenarios import Scenario, Step, StepTrace, Trace
 
 SUITE_ERRORS: Final = (Exception, faults.HarnessError)
 """What comes out of an engine or a verification only when the suite itself is wrong."""
+PROCESS_SURVIVES: Final = "process-survives"
+"""Slug of the invariant that is violated when a process dies: it can be asked only from outside."""
+PROCESS_SURVIVES_STATEMENT: Final = "No scenario ends the process that runs it, or hangs it."
 FAULT_SURFACES: Final = "fault-surfaces"
 """Asked whatever else is: without it, a fault that the engine swallows would pass for a success."""
 
@@ -26,6 +34,31 @@ class Failure:
     key: str
     message: str = ""
     harness: bool = False
+
+
+class ProcessEnded(Exception):
+    """The engine raised what ends a process, ``SystemExit`` for instance. ``raised_at`` is the place, file:line."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.raised_at = faults.raised_at(error)
+        text = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
+        super().__init__(f"{text} (at {self.raised_at}) ends the process that runs this scenario")
+
+
+@contextmanager
+def surviving() -> Iterator[None]:
+    """A block that runs an engine: what is no ``Exception`` and not the suite's own becomes a ``ProcessEnded``.
+
+    Of Ctrl-C only the main process hears, see ``fuzz.executors.serve``: elsewhere the engine has raised it.
+    """
+    try:
+        yield
+    except SUITE_ERRORS:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
+            raise
+        raise ProcessEnded(error) from error
 
 
 def planned_faults(scenario: Scenario, trace: Trace) -> Iterator[tuple[Step, StepTrace]]:
@@ -50,10 +83,17 @@ def audit(scenario: Scenario, trace: Trace) -> Failure | None:
 
 
 def crash(error: BaseException) -> Failure:
-    """An exception of the suite itself, in one line with the innermost place it passed."""
+    """An exception of the suite itself, in one line with the innermost place it passed; or an engine's end."""
+    if isinstance(error, ProcessEnded):
+        return Failure(PROCESS_SURVIVES, str(error))
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{type(error).__name__} at {place.filename}:{place.lineno}"
     return Failure(where, " ".join(f"{where}: {error}".split()), harness=True)
+
+
+def unexpected(error: BaseException) -> str:
+    """A fault of the suite or of the machine, in one line: it is no finding."""
+    return f"{type(error).__name__}: {error} (at {faults.raised_at(error)}); this is no finding, please report it"
 
 
 def raised_at(trace: Trace) -> str | None:

@@ -27,6 +27,8 @@ FIRST_SECONDS: Final = 0.5
 """What the first unit of a lane gets, however little time is left."""
 DEATHS: Final = 3
 """Deaths of its process after which a lane is given up."""
+KILLS: Final = 10
+"""Kills from outside after which it is: whoever is short of memory will be so again."""
 _SEED_OF_ROUND: Final = 10_007
 
 
@@ -43,6 +45,7 @@ class Lane:
     done: int = 0
     rounds: int = 0
     deaths: int = 0
+    kills: int = 0
     seconds: float = 0.0
     begun: int = 0
     """``done`` when its running unit started."""
@@ -53,7 +56,16 @@ class Lane:
     def open(self) -> bool:
         """Whether another unit of it can start now."""
         spent = self.cases is not None and self.done >= self.cases
-        return not (self.running or self.closed or spent or self.deaths >= DEATHS)
+        return not (self.running or self.closed or spent or self.given_up)
+
+    @property
+    def given_up(self) -> str:
+        """Why it is given up, empty if it is not."""
+        if self.deaths >= DEATHS:
+            return f"given up after {self.deaths} deaths of its process"
+        if self.kills >= KILLS:
+            return f"given up, as its process was killed from outside {self.kills} times: is memory short?"
+        return ""
 
 
 class Lanes:
@@ -103,7 +115,10 @@ class Lanes:
             self._exclude(unit, event.key)
         elif isinstance(event, WorkerDied):
             lane.running = False
-            lane.deaths += 1
+            if event.killed:
+                lane.kills += 1
+            else:
+                lane.deaths += 1
         elif isinstance(event, UnitFinished):
             lane.running = False
             # A unit takes what it may; where it left something, or did nothing at all, another would do the same.
@@ -111,10 +126,9 @@ class Lanes:
 
     def given_up(self) -> Iterator[HarnessError]:
         """Lanes whose budget is not spent, as their process died too often."""
-        for lane in self._lanes:
-            if lane.deaths >= DEATHS:
-                message = f"given up after {lane.deaths} deaths of its process"
-                yield HarnessError(worker=lane.unit.worker, bug=lane.unit.bug, key=message, message=message)
+        given_up = {(lane.unit.worker, lane.unit.bug, lane.given_up): None for lane in self._lanes if lane.given_up}
+        for worker, bug, message in given_up:
+            yield HarnessError(worker=worker, bug=bug, key=message, message=message)
 
     def _exclude(self, unit: Unit, *keys: str) -> None:
         self._known.setdefault((unit.worker, unit.bug), set()).update(keys)

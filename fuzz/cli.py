@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from faults import raised_at
 from fuzz import engines
+from fuzz.audit import unexpected
 from fuzz.cli_app import (
     OWN,
     PROGRAM,
@@ -39,6 +39,8 @@ from scenarios import BACKENDS, UsageError, closest
 if TYPE_CHECKING:
     from fuzz.subject import Subject
 
+CLOSED_PIPE: Final = 141
+"""Exit status of whoever writes to a pipe that nobody reads any more, as shells have it."""
 INTERRUPTED: Final = 130
 """Exit status of whoever is ended by Ctrl-C, as shells have it."""
 _SEEDS: Final = 2**31
@@ -436,24 +438,23 @@ def invoke(argv: Sequence[str]) -> int:
         # Ctrl-C outside a campaign, or a second one.
         typer.echo(f"{PROGRAM}: interrupted", err=True)
         return INTERRUPTED
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):
+            return CLOSED_PIPE  # Typer has seen to the rest
+        message = unexpected(ended)
     except OSError as error:
         if error.filename is not None:
-            message = _unexpected(error)
+            message = unexpected(error)
         else:
             # What it holds back is dropped, or Python would complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):
-                return 2  # whoever was reading has seen enough
+                return CLOSED_PIPE  # whoever was reading has seen enough
             message = f"standard output: cannot be written ({error.strerror}); write to another place"
     except Exception as error:
-        message = _usage(error) if hasattr(error, "format_message") else _unexpected(error)
+        message = _usage(error) if hasattr(error, "format_message") else unexpected(error)
     typer.echo(f"{PROGRAM}: {message}", err=True)
     return 2
-
-
-def _unexpected(error: Exception) -> str:
-    """A fault of the suite or of the machine, in one line: it is no finding."""
-    return f"{type(error).__name__}: {error} (at {raised_at(error)}); this is no finding, please report it"
 
 
 def _usage(error: Any) -> str:

@@ -46,7 +46,8 @@ app = typer.Typer(
     cls=Commands,
     help="Hunts for departures of a speculative-decoding engine from its specification.",
     epilog=f"Findings and state are kept in .specfuzz, or in the folder that {HOME} names. "
-    "Exit status: 0 nothing found; 1 findings; 2 usage, environment, or a run that proves nothing.",
+    "Exit status: 0 nothing found; 1 findings; 2 usage, environment, or a run that proves nothing; "
+    "141 nobody read the output to its end.",
     rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,

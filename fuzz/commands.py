@@ -12,14 +12,14 @@ from typing import Any, Final, Protocol
 
 import typer
 
-from engines.base import run as run_scenario
-from fuzz import acceptance, doctor, listing
+from fuzz import acceptance, alone, doctor, listing
 from fuzz import leaks as triage
+from fuzz.alone import Caller, Died, elsewhere
 from fuzz.campaign import CampaignPlan, Lanes, campaign
 from fuzz.display import coloured, escaped, watch
-from fuzz.engines import PORTABLE, load
+from fuzz.engines import PORTABLE
 from fuzz.events import CampaignStarted, Event
-from fuzz.executors import Executor, InProcess, Spawned
+from fuzz.executors import Executor, Spawned
 from fuzz.explain import Line, explain, recorded_lines, scenario_lines
 from fuzz.export import export
 from fuzz.files import write_text
@@ -27,10 +27,9 @@ from fuzz.interrupt import interruptible
 from fuzz.museum_report import MuseumSummary
 from fuzz.options import Target, folder
 from fuzz.provenance import misread_rows, provenance_lines
-from fuzz.replay import Replay, replay
-from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary
+from fuzz.replay import Replay, replay_apart
+from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, Summary, interrupted_line
 from fuzz.scope import Scope, Slice, asks, slices
-from fuzz.small import small_scenario
 from fuzz.store import Store
 from fuzz.subject import Subject, find_subject, read_subject
 from fuzz.sweep_plan import UNIT_POINTS, Slices
@@ -85,6 +84,11 @@ class Output:
     def _keep(self, name: str, text: str) -> None:
         assert self.report_dir is not None
         write_text(self.report_dir / name, text + "\n", "--report-dir")
+
+
+def executor(processes: int, running: Path) -> Executor:
+    """Who runs the units of a campaign: other processes, even if it is one, as this one has to say how that ended."""
+    return Spawned(processes, running)
 
 
 class Listener(Protocol):
@@ -153,9 +157,6 @@ def museum(
     budget = cases or BUG_CASES
     units = [_unit(target, BUGS[id].worker, budget, bug=id, first=True) for id in bugs]
     summary = MuseumSummary([BUGS[id] for id in bugs])
-    if processes == 1:
-        # Torch imports much of itself in the first capture; no defect should be charged for that.
-        run_scenario(load(target.engine, target.device), small_scenario(units[0].worker))
     start = _start("museum", target, cases=budget * len(bugs))
     _hunt(start, Lanes(units, cases=budget), processes, summary)
     if baseline:
@@ -169,8 +170,7 @@ def leaks(target: Target, output: Output) -> int:
     """Triage what failed steps leave behind; ``FINDINGS`` if any of it is read."""
     if not target.faults:
         raise UsageError("--faults: without a family nothing can fail; write for instance 'seams'")
-    engine = load(target.engine, target.device)
-    failed = [one for worker in target.workers for one in triage.triage(engine, worker, target.faults)]
+    failed = elsewhere(triage.triage_all, target.engine, target.device, target.workers, target.faults)
     output.write(triage.document(failed), triage.lines(failed))
     return triage.status(failed)
 
@@ -185,28 +185,31 @@ def replay_all(
 ) -> int:
     """Run each again; a finding that is gone holds. What cannot be run gets a line, and the rest is run all the same.
 
-    interrupted  cases that are mentioned only, as they may have killed their process
+    interrupted  cases that are mentioned only, as each may end its process, or hang it
     provenance   whether rows are followed from request to request
     """
     replays: list[Replay] = []
     problems: list[str] = []
-    for source in sources:
-        try:
-            replays.append(replay(source(), only=invariants))
-        except UsageError as error:
-            problems.append(str(error))
+    followed: list[list[str] | None] = []
+    with closing(alone.caller()) as apart:
+        for source in sources:
+            try:
+                done = replay_apart(apart, source(), only=invariants)
+                followed.append(_misread(apart, done) if provenance else None)
+                replays.append(done)
+            except UsageError as error:
+                problems.append(str(error))
     for problem in problems:
         typer.echo(f"specfuzz: {problem}", err=True)
     if problems and not replays:
         return ERROR
     failed = sum(bool(done.violations) for done in replays)
-    followed = [misread_rows(done.subject) if provenance else None for done in replays]
     results = [
         done.to_json() | ({} if rows is None else {"misread_rows": rows}) for done, rows in zip(replays, followed)
     ]
     pages = [line for page in map(_replay_lines, replays, followed) for line in page]
     lines = pages or [Line(_nothing_stored(Store()))]
-    lines += [Line(f"interrupted: a process was killed in this case: specfuzz replay {path}") for path in interrupted]
+    lines += [Line(f"not run here, {interrupted_line(str(path))}") for path in interrupted]
     output.write({"total": len(replays), "failed": failed, "results": results, "problems": problems}, lines)
     if problems:
         return ERROR
@@ -214,6 +217,16 @@ def replay_all(
         return FINDINGS
     sound = replays and all(done.unsound is None for done in replays)
     return NOTHING_FOUND if sound else ERROR
+
+
+def _misread(caller: Caller, done: Replay) -> list[str] | None:
+    """Rows that were read as another request's; None if the process ends before that is known."""
+    if done.verdict is None:
+        return None
+    try:
+        return caller.call(misread_rows, done.subject)
+    except Died as died:
+        raise UsageError(f"{done.subject.name}: {died}; leave out --provenance") from died
 
 
 def _nothing_stored(store: Store) -> str:
@@ -228,7 +241,13 @@ def _nothing_stored(store: Store) -> str:
 
 def export_file(subject: Subject, *, invariant: str | None, path: Path | None) -> int:
     """Write the stand-alone test of a subject to a file, or print it."""
-    text = export(subject, invariant)
+    with closing(alone.caller()) as apart:
+        try:
+            text = apart.call(export, subject, invariant)
+        except Died as died:
+            raise UsageError(
+                f"{subject.name}: cannot be exported: {died}; use `specfuzz replay {subject.name}`"
+            ) from died
     if path is None:
         typer.echo(text, nl=False)
     else:
@@ -248,7 +267,7 @@ def show_acceptance(asked: acceptance.Asked, engine: str, device: str, output: O
     """Print how often drafts are accepted, by depth."""
     if asked.bug is not None and engine != PORTABLE:
         raise UsageError(f"--with-bug: defects are seeded into the portable engine; leave out --engine {engine}")
-    rows = acceptance.measure(load(engine, device), asked)
+    rows = elsewhere(acceptance.measure_on, engine, device, asked)
     document = [{"engine": name, **cell.to_json()} for name, cell in rows]
     output.write(document, acceptance.lines(rows))
     return NOTHING_FOUND
@@ -309,8 +328,7 @@ def _hunt(start: CampaignStarted, plan: CampaignPlan, processes: int, listener: 
         typer.echo(f"specfuzz: {sentence}", err=True)
     listener.interrupted += map(str, store.take_interrupted())
     listener.feed(start)
-    executor: Executor = InProcess(store.running) if processes == 1 else Spawned(processes, store.running)
-    events = watch(store.record(campaign(start, plan, executor)))
+    events = watch(store.record(campaign(start, plan, executor(processes, store.running))))
     with suppress(KeyboardInterrupt), interruptible(), closing(events):
         for event in events:
             listener.feed(event)

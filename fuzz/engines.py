@@ -42,7 +42,7 @@ def load(name: str, device: str) -> Engine:
     module, _, attribute = ENGINES.get(name, name).partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"--engine: {name!r} cannot be loaded here ({error}); see `specfuzz doctor` for what this machine can test"
         ) from error
@@ -51,7 +51,7 @@ def load(name: str, device: str) -> Engine:
     except UsageError as error:
         # An engine names its parameter.
         raise UsageError(f"--{error}" if str(error).startswith("device: ") else str(error)) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"--engine: {name}(device={device!r}) raises {type(error).__name__}: {error}; {_REMEDY}"
         ) from error

@@ -122,12 +122,16 @@ class HarnessError:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerDied:
-    """A process that executed units ended before its unit did. ``cause`` says how."""
+    """A process that executed units ended before its unit did. ``cause`` says how.
+
+    ``killed``: it was killed from outside, which says nothing of the scenario that it was running.
+    """
 
     worker: str
     cause: str
     scenario: Scenario | None = None
     bug: str | None = None
+    killed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

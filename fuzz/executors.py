@@ -24,7 +24,8 @@ from typing import Final, Protocol
 
 import fuzz.engines
 from fuzz import interrupt, reach
-from fuzz.alone import death, how_it_ended
+from fuzz.alone import death, follow_parent, how_it_ended
+from fuzz.audit import PROCESS_SURVIVES
 from fuzz.events import (
     BatchFinished,
     Event,
@@ -38,7 +39,7 @@ from fuzz.events import (
     encode,
 )
 from fuzz.files import unique
-from fuzz.journal import Journal, read_case
+from fuzz.journal import Case, Journal, read_case
 from fuzz.memory import peak_mib
 from fuzz.unit import Unit
 from fuzz.unit import decode as decode_unit
@@ -49,11 +50,8 @@ RECYCLE_CASES: Final = 5000
 """Cases after which a process is replaced."""
 STALL_SECONDS: Final = 120.0
 """Time without a new case or event after which a process is taken for hung."""
-FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that others send, for instance where memory is short."""
-PROCESS_SURVIVES: Final = "process-survives"
-"""Slug of the invariant that is violated when a process dies: it can be asked only from outside."""
-PROCESS_SURVIVES_STATEMENT: Final = "No scenario ends the process that runs it, or hangs it."
+FROM_OUTSIDE: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that others send, as a rule. SIGKILL is always from outside, for instance where memory is short."""
 
 
 class Plan(Protocol):
@@ -96,14 +94,6 @@ class InProcess:
             journal.close()
 
 
-def _follow_parent() -> None:
-    """End this process with its parent, in the middle of a unit as well: nobody would hear of the rest."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
 def serve(connection: Connection, running: str) -> None:
     """Body of a spawned process: units in, events out, until the other end closes."""
     fuzz.engines.settle_process()
@@ -111,7 +101,7 @@ def serve(connection: Connection, running: str) -> None:
 
     fuzz.engines.quieten()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=follow_parent, daemon=True).start()
     journal = Journal(Path(running))
     try:
         while True:
@@ -259,8 +249,9 @@ class Spawned:
         cause = cause or how_it_ended(code)
         unit, case = member.unit, read_case(member.journal)
         scenario = None if case is None else case.scenario
-        yield member, WorkerDied(worker=unit.worker, bug=unit.bug, cause=cause, scenario=scenario)
-        if -code in FROM_OUTSIDE and not hung and (case is None or death(case, self.stall) is None):
+        killed = not hung and self._is_from_outside(-code, case)
+        yield member, WorkerDied(worker=unit.worker, bug=unit.bug, cause=cause, scenario=scenario, killed=killed)
+        if killed:
             # The innocent case stays in the journal, and is listed as interrupted.
             return
         member.journal.unlink(missing_ok=True)
@@ -281,3 +272,9 @@ class Spawned:
             seen_on=reach.of_death(unit.engine, unit.device, unit.bug, scenario, self.stall),
         )
         yield member, FindingFound(finding=finding, cases=0)
+
+    def _is_from_outside(self, number: int, case: Case | None) -> bool:
+        """Whether the signal was sent by somebody else, and not by the case that was running."""
+        if number == signal.SIGKILL:
+            return True  # of what does it to itself nobody could tell it from the system, where memory is short
+        return number in FROM_OUTSIDE and (case is None or death(case, self.stall) is None)

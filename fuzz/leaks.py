@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from engines.base import Engine, run
+from fuzz.engines import load
 from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, counted, table
 from fuzz.scope import ACCEPTANCES, KINDS, USUAL, Cell, Scope, cells, points, variants_of
 from scenarios import Phase, Scenario, UsageError
@@ -46,6 +47,12 @@ class Failed:
     site: str
     occurrence: int
     left: Sequence[Leftover]
+
+
+def triage_all(name: str, device: str, workers: Sequence[str], families: Collection[str]) -> list[Failed]:
+    """The triage of these workers on the engine of that name."""
+    engine = load(name, device)
+    return [one for worker in workers for one in triage(engine, worker, families)]
 
 
 def triage(engine: Engine, worker: str, families: Collection[str]) -> Iterator[Failed]:

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import fuzz.engines
 from engines.base import run
-from fuzz.executors import PROCESS_SURVIVES, PROCESS_SURVIVES_STATEMENT
+from fuzz.alone import elsewhere
+from fuzz.audit import PROCESS_SURVIVES, PROCESS_SURVIVES_STATEMENT
 from fuzz.metadata_classes import CLASSES
 from fuzz.options import Target
 from fuzz.small import small_scenario
@@ -38,7 +39,7 @@ def rows(what: str, target: Target, given: Iterable[str] = ()) -> Rows:
         if option not in OPTIONS[what]:
             raise UsageError(f"{option}: the list of {what} does not go by it; leave it out")
     if what == "sites":
-        return sites(target)
+        return elsewhere(sites, target)
     if what == "metadata":
         return metadata()
     return {"workers": workers, "invariants": invariants, "bugs": bugs}[what](target.workers)

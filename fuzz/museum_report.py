@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from fuzz.events import BatchFinished, CampaignFinished, Event, FindingFound, HarnessError, Tally
-from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, table
+from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND, interrupted_line, table
 from museum import Bug
 
 
@@ -41,7 +41,7 @@ class MuseumSummary:
     @property
     def problems(self) -> list[str]:
         """Why a defect that was not found proves nothing, one sentence each."""
-        problems = [f"{error.bug or error.worker}: {error.message}" for error in self.errors]
+        problems = list(dict.fromkeys(f"{error.bug or error.worker}: {error.message}" for error in self.errors))
         if not self.finished:
             problems.append("cut short before its budget was spent")
         plain = [] if self.baseline is None else self.baseline.problems
@@ -112,7 +112,7 @@ class MuseumSummary:
         yield from table((*head, *compared), rows)
         yield ""
         for path in self.interrupted:
-            yield f"interrupted: a process was killed from outside in this case: specfuzz replay --with-bug {path}"
+            yield interrupted_line(path)
         for problem in self.problems:
             yield f"problem: {problem}"
         if self.found:

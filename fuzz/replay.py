@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import fuzz.engines
 from engines.base import run
-from fuzz.alone import death
-from fuzz.audit import Failure, audit, raised_at
-from fuzz.executors import PROCESS_SURVIVES, STALL_SECONDS
+from fuzz.alone import Caller, Died, death
+from fuzz.audit import PROCESS_SURVIVES, Failure, ProcessEnded, audit, raised_at, surviving
+from fuzz.executors import STALL_SECONDS
 from fuzz.journal import Case
 from fuzz.report import ERROR, FINDINGS, NOTHING_FOUND
 from fuzz.subject import Subject
@@ -21,7 +22,7 @@ from scenarios.codec import to_json
 
 @dataclass(frozen=True)
 class Replay:
-    """The outcome. ``verdict`` is None when the process died.
+    """The outcome. ``verdict`` is None when the process died; ``ended_at`` says at which line, where that is known.
 
     ``unsound`` says why the run proves nothing; its violations then count for nothing either.
     """
@@ -30,6 +31,7 @@ class Replay:
     violations: tuple[Violation, ...]
     verdict: Verdict | None = None
     unsound: Failure | None = None
+    ended_at: str | None = None
 
     @property
     def status(self) -> int:
@@ -58,7 +60,7 @@ class Replay:
             scenario=subject.scenario,
             violation=violation,
             bug=subject.active_bug,
-            raised_at=None if self.verdict is None else raised_at(self.verdict.trace),
+            raised_at=self.ended_at if self.verdict is None else raised_at(self.verdict.trace),
             seen_on=self._seen_on(violation.invariant),
         )
 
@@ -82,31 +84,62 @@ class Replay:
 
 
 def replay(subject: Subject, *, only: tuple[str, ...] = ()) -> Replay:
-    """Run the scenario and ask the invariants, all or only those.
+    """Run the scenario in this process and ask the invariants, all or only those.
 
     ``UsageError`` if it cannot run here; one that is about no option names the subject.
     """
+    return _named(subject, lambda: _replay(subject, only, _dies(subject)))
+
+
+def replay_apart(caller: Caller, subject: Subject, *, only: tuple[str, ...] = ()) -> Replay:
+    """The same in another process: its end, whatever the exit status, is a violation."""
+    was_death = subject.finding is not None and subject.finding.invariant == PROCESS_SURVIVES
     try:
-        return _replay(subject, only)
+        # Any other finding has had an end once.
+        seconds = STALL_SECONDS if was_death else None
+        return _named(subject, lambda: caller.call(_replay, subject, only, seconds=seconds))
+    except Died as died:
+        if died.killed:
+            raise UsageError(
+                f"{subject.name}: the process that ran it was killed from outside: is memory short? Run it again"
+            ) from died
+        return _death(subject, str(died))
+
+
+def _named(subject: Subject, run: Callable[[], Replay]) -> Replay:
+    try:
+        return run()
     except UsageError as error:
         message = str(error)
         raise UsageError(message if message.startswith("--") else f"{subject.name}: {message}") from error
 
 
-def _replay(subject: Subject, only: tuple[str, ...]) -> Replay:
+def _dies(subject: Subject) -> str | None:
+    """How a finding of a death ends a process of its own, None if it does not."""
+    if subject.finding is None or subject.finding.invariant != PROCESS_SURVIVES:
+        return None
+    return death(Case(subject.engine, subject.device, subject.active_bug, subject.scenario), STALL_SECONDS)
+
+
+def _death(subject: Subject, message: str, place: str | None = None) -> Replay:
+    return Replay(subject, (Violation(invariant=PROCESS_SURVIVES, step=0, message=message),), ended_at=place)
+
+
+def _replay(subject: Subject, only: tuple[str, ...], cause: str | None = None) -> Replay:
     if subject.active_bug is not None and subject.engine == fuzz.engines.TENSORRT_LLM:
         raise UsageError("--with-bug: defects are seeded into the portable engine; leave out --engine or the defect")
     engine = fuzz.engines.load(subject.engine, subject.device)
-    if subject.finding is not None and subject.finding.invariant == PROCESS_SURVIVES:
-        case = Case(subject.engine, subject.device, subject.active_bug, subject.scenario)
-        cause = death(case, STALL_SECONDS)
-        if cause is not None:
-            return Replay(subject, (Violation(invariant=PROCESS_SURVIVES, step=0, message=cause),))
+    if cause is not None:
+        return _death(subject, cause)
 
     def execute(scenario: Scenario) -> Trace:
-        return run(engine, scenario)
+        with surviving():
+            return run(engine, scenario)
 
-    with seeded(subject.active_bug):
-        verdict = verify(subject.scenario, execute, only=only or None)
+    try:
+        with seeded(subject.active_bug):
+            verdict = verify(subject.scenario, execute, only=only or None)
+    except ProcessEnded as ended:
+        return _death(subject, str(ended), ended.raised_at)
     unsound = audit(subject.scenario, verdict.trace)
     return Replay(subject, verdict.violations if unsound is None else (), verdict, unsound)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from fuzz import engines
@@ -44,7 +47,7 @@ class Summary:
     found: list[FindingFound] = field(default_factory=list)
     errors: list[HarnessError] = field(default_factory=list)
     interrupted: list[str] = field(default_factory=list)
-    """Scenario files of cases whose process was killed, in this campaign or an earlier one."""
+    """Scenario files of cases whose process ended before a verdict, in this campaign or an earlier one."""
     seconds: float | None = None
     """Time of the whole campaign; None while it runs, and if it was cut short."""
 
@@ -115,7 +118,7 @@ class Summary:
     def problems(self) -> list[str]:
         """Why the campaign proves nothing even where it found nothing, one sentence each."""
         total = self.total
-        problems = [f"{error.worker}: {error.message}" for error in self.errors]
+        problems = list(dict.fromkeys(f"{error.worker}: {error.message}" for error in self.errors))
         if total.fired != total.planned:
             problems.append(f"faults: {total.fired} fired of {total.planned} planned")
         if total.memory > MOST_MIB and self.start is not None and self.start.device == "cpu":
@@ -201,7 +204,7 @@ class Summary:
             yield from finding_lines(event)
             yield ""
         for path in self.interrupted:
-            yield f"interrupted: a process was killed from outside in this case: specfuzz replay {path}"
+            yield interrupted_line(path)
         for problem in self.problems:
             yield f"problem: {problem}"
         yield self.verdict
@@ -216,6 +219,16 @@ class Summary:
         if self.found:
             return f"{counted(len(self.found), 'finding')}"
         return "no verdict" if self.problems else "nothing found"
+
+
+def interrupted_line(path: str) -> str:
+    """What is known of a case that its process did not survive, and how to run it again."""
+    options = ""
+    with suppress(OSError, ValueError):
+        case = json.loads(Path(path).read_text())
+        options += " --with-bug" if case.get("bug") else ""
+        options += "" if case.get("engine") in engines.ENGINES else f" --engine {case.get('engine')}"
+    return f"interrupted: a process ended in this case before its verdict: specfuzz replay {path}{options}"
 
 
 def finding_document(event: FindingFound) -> dict[str, Any]:

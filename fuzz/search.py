@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,18 @@ from hypothesis.errors import HypothesisException, Unsatisfiable
 
 from engines.base import Engine, run
 from fuzz import interrupt, reach
-from fuzz.audit import FAULT_SURFACES, SUITE_ERRORS, Failure, audit, crash, planned_faults, raised_at
+from fuzz.audit import (
+    FAULT_SURFACES,
+    PROCESS_SURVIVES,
+    SUITE_ERRORS,
+    Failure,
+    ProcessEnded,
+    audit,
+    crash,
+    planned_faults,
+    raised_at,
+    surviving,
+)
 from fuzz.draws import each_anew, from_the_seed_alone
 from fuzz.events import BatchFinished, Event, Events, FindingFound, HarnessError, Tally
 from fuzz.journal import Case, Journal
@@ -33,7 +44,7 @@ from fuzz.shrink import shrink
 from fuzz.small import small_scenario
 from fuzz.unit import Unit
 from invariants import Relation, Verdict, all_invariants, verify
-from scenarios import Finding, Scenario, Trace, UsageError
+from scenarios import Finding, Scenario, Trace, UsageError, Violation
 from strategies import configs, faulted_scenarios, scenarios
 from strategies.plain import plain_scenario
 
@@ -200,7 +211,7 @@ class Search:
 
     def _run(self, scenario: Scenario, *, observe: bool = True, record: tuple[str, ...] = ()) -> Trace:
         interrupt.check()
-        with self._noted(scenario):
+        with self._noted(scenario), surviving():
             return run(self.engine, scenario, observe=observe, record=record)
 
     def _noted(self, scenario: Scenario) -> AbstractContextManager[None]:
@@ -294,7 +305,8 @@ class Search:
 
     def _again(self, failure: Failure, scenario: Scenario) -> Failure | None:
         """The same failure in another run, None if it does not occur. Only what it is about is asked."""
-        only = self.invariants if failure.harness else frozenset((failure.key,))
+        slugs = frozenset((failure.key,))
+        only = slugs if slugs <= self.invariants else self.invariants
         try:
             failures = _failures(scenario, verify(scenario, self._run, only=only))
         except SUITE_ERRORS as error:
@@ -306,21 +318,30 @@ class Search:
 
         An error where the violation does not repeat, as on an engine that does something else each time.
         """
-        verdict = verify(scenario, self._run, only=self.invariants)
+        try:
+            verdict = verify(scenario, self._run, only=self.invariants)
+        except ProcessEnded as ended:
+            end = Violation(invariant=PROCESS_SURVIVES, step=0, message=str(ended))
+            return self._found(end, scenario, ended.raised_at)
         violation = next((v for v in verdict.violations if v.invariant == failure.key), None)
         if violation is None:
             return self._error(failure.key, _unrepeated(failure), scenario)
         also = sorted({v.invariant for v in verdict.violations} - self.known)
         self.known.update(also)
+        return self._found(violation, scenario, raised_at(verdict.trace), also)
+
+    def _found(
+        self, violation: Violation, scenario: Scenario, place: str | None, also: Iterable[str] = ()
+    ) -> FindingFound:
         finding = Finding(
-            invariant=failure.key,
+            invariant=violation.invariant,
             engine=self.unit.engine,
             device=self.unit.device,
             scenario=scenario,
             violation=violation,
             bug=self.unit.bug,
-            raised_at=raised_at(verdict.trace),
-            seen_on=reach.of_violation(self.unit.engine, self.unit.device, scenario, failure.key),
+            raised_at=place,
+            seen_on=reach.of_violation(self.unit.engine, self.unit.device, scenario, violation.invariant),
         )
         return FindingFound(finding=finding, cases=self.cases, also=tuple(also))
 

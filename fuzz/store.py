@@ -3,7 +3,7 @@
 findings/ID.json     findings, each written in one piece (temporary file, then rename)
 museum/ID.json       the same for findings under a seeded defect, which say nothing of the engine as it is
 running/NAME.json    the case that a process is running, see ``fuzz.journal``
-interrupted/ID.json  cases whose process was killed from outside, as scenario files
+interrupted/ID.json  cases whose process ended before a verdict, as scenario files
 campaigns.sqlite     one row per campaign, one per worker in it, one per invariant in that; the events of each sweep
                      that is not complete
 
@@ -117,7 +117,7 @@ class Store:
         return files[id]
 
     def interrupted(self) -> list[Path]:
-        """Scenario files of the cases that were running when their process was killed."""
+        """Scenario files of the cases that were running when their process ended."""
         return json_files(self.home / "interrupted")
 
     def take_interrupted(self) -> list[Path]:
@@ -127,7 +127,7 @@ class Store:
         def keep(case: Case) -> None:
             """Write the case as a scenario file."""
             value = {
-                "title": "Interrupted: the process was killed in this case",
+                "title": "Interrupted: a process ended in this case before its verdict",
                 "engine": case.engine,
                 "device": case.device,
                 **({} if case.bug is None else {"bug": case.bug}),

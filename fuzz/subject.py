@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import fuzz.engines
 import invariants
-from fuzz.executors import PROCESS_SURVIVES
+from fuzz.audit import PROCESS_SURVIVES
 from fuzz.store import Store
 from scenarios import Finding, Scenario, ScenarioError, UsageError, closest, finding_from_json, scenario_from_json
 from scenarios.codec import parse

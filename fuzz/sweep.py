@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from engines.base import Engine, run
 from fuzz import interrupt
-from fuzz.audit import SUITE_ERRORS, crash
+from fuzz.audit import SUITE_ERRORS, ProcessEnded, crash, surviving
 from fuzz.events import BatchFinished, Events, HarnessError, Progress, Tally
 from fuzz.journal import Journal
 from fuzz.scope import ACCEPTANCES, MIXED, Cell, Point, Slice, asks, cells, sliced, variants_of
@@ -106,10 +106,10 @@ class Sweep(Search):
         scenario = replace(whole, steps=whole.steps[: cell.lead + 1])
         interrupt.check()
         try:
-            with self._noted(scenario):
+            with self._noted(scenario), surviving():
                 steps = run(self.engine, scenario, observe=False, record=self.unit.faults).steps
-        except UsageError:
-            return {}  # its clean point is refused likewise
+        except (UsageError, ProcessEnded):
+            return {}  # its clean point is refused likewise, or ends likewise
         except SUITE_ERRORS as error:
             self._break(crash(error).key, crash(error).message, scenario)
             return {}

@@ -131,7 +131,7 @@ class Slices:
         if isinstance(event, (UnitFinished, WorkerDied)):
             self._spend(-line.busy.pop(number))
             died = isinstance(event, WorkerDied)
-            line.deaths += died
+            line.deaths += isinstance(event, WorkerDied) and not event.killed
             if died or line.left.get(number) == unit.slice:
                 line.aside.add(number)
 

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import fuzz.engines
+from engines.base import Engine, run
 from fuzz.audit import SUITE_ERRORS, crash
 from fuzz.events import Events, HarnessError, UnitFinished, UnitRefused
 from fuzz.journal import Journal
 from fuzz.search import Search
+from fuzz.small import small_scenario
 from fuzz.sweep import Sweep
 from fuzz.unit import Unit
 from museum import seeded
 from scenarios import UsageError
+
+_warm: set[tuple[str, str]] = set()
+"""Engines and devices that have run something in this process."""
+
+
+def _warm_up(unit: Unit, engine: Engine) -> None:
+    """Torch imports much of itself in the first capture; no defect should be charged for that."""
+    if (unit.engine, unit.device) not in _warm:
+        _warm.add((unit.engine, unit.device))
+        run(engine, small_scenario(unit.worker), observe=False)
 
 
 def run_unit(unit: Unit, journal: Journal | None = None) -> Events:
@@ -21,6 +33,8 @@ def run_unit(unit: Unit, journal: Journal | None = None) -> Events:
     """
     try:
         engine = fuzz.engines.load(unit.engine, unit.device)
+        if unit.bug is not None:
+            _warm_up(unit, engine)
         with seeded(unit.bug):
             search = Search(unit, engine, journal) if unit.slice is None else Sweep(unit, unit.slice, engine, journal)
             yield from search.events()

@@ -7,10 +7,15 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
+from fuzz.alone import Caller
+from fuzz.executors import Executor, InProcess, Spawned
 from museum import BUGS, Bug
+
+T = TypeVar("T")
 
 FOLDER = Path(__file__).parent / "snapshots"
 
@@ -44,6 +49,34 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text on every machine."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
+
+
+class Here:
+    """Calls functions in this process."""
+
+    def call(self, function: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
+        return function(*args)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands spawn no process for what one does, which costs time and hides what a test has replaced.
+
+    Unless the test is marked ``spawned``.
+    """
+
+    def executor(processes: int, running: Path) -> Executor:
+        return InProcess(running) if processes == 1 else Spawned(processes, running)
+
+    def caller() -> Caller:
+        return Here()
+
+    if request.node.get_closest_marker("spawned") is None:
+        monkeypatch.setattr("fuzz.commands.executor", executor)
+        monkeypatch.setattr("fuzz.alone.caller", caller)
 
 
 @pytest.fixture

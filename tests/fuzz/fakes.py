@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -106,7 +107,34 @@ class Stingy(Sound):
 
 
 class Dying(Sound):
-    """Kills its process, as a segmentation fault would, in the first mixed batch."""
+    """Ends its process, as a segmentation fault would, in the first mixed batch."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if mixed(step):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return done
+
+
+class Quitting(Sound):
+    """Ends its process without a word in the first mixed batch."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if mixed(step):
+            os._exit(0)
+        return done
+
+
+class Exiting(Sound):
+    """Raises ``SystemExit`` in a mixed batch."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if mixed(step):
+            sys.exit("enough")
+        return done
+
+
+class Killed(Sound):
+    """Is killed in a mixed batch, as where memory is short."""
 
     def tamper(self, step: Step, done: StepTrace) -> StepTrace:
         if mixed(step):

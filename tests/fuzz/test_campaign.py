@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fuzz.campaign import DEATHS, FIRST_SECONDS, Lanes, campaign
+from fuzz.campaign import DEATHS, FIRST_SECONDS, KILLS, Lanes, campaign
 from fuzz.events import (
     BatchFinished,
     CampaignFinished,
@@ -63,7 +63,7 @@ def test_what_a_dead_process_left_is_done_by_another_with_another_seed() -> None
         assert (unit.seed == 5) == (deaths == 0)
         assert plan.next() is None
         plan.observe(unit, batch(2))
-        plan.observe(unit, WorkerDied(worker=unit.worker, cause="was killed by SIGKILL"))
+        plan.observe(unit, WorkerDied(worker=unit.worker, cause="ended with status 0"))
     assert plan.next() is None
 
 
@@ -135,7 +135,7 @@ def test_a_lane_that_wants_the_first_finding_ends_with_it() -> None:
     unit = take(plan)
     plan.observe(unit, batch(3))
     plan.observe(unit, FOUND)
-    plan.observe(unit, WorkerDied(worker=unit.worker, cause="was killed by SIGKILL"))
+    plan.observe(unit, WorkerDied(worker=unit.worker, cause="ended with status 0"))
     assert plan.next() is None
 
 
@@ -173,7 +173,19 @@ def test_a_refused_unit_ends_the_campaign() -> None:
 def test_a_lane_that_was_given_up_is_a_problem() -> None:
     plan = Lanes([UNIT], cases=10)
     for _ in range(DEATHS):
-        plan.observe(take(plan), WorkerDied(worker=UNIT.worker, cause="was killed by SIGKILL"))
+        plan.observe(take(plan), WorkerDied(worker=UNIT.worker, cause="ended with status 0"))
     _, error, _ = campaign(START, plan, Scripted())
     assert isinstance(error, HarnessError)
     assert error.message == "given up after 3 deaths of its process"
+
+
+def test_kills_from_outside_are_borne_for_longer_and_complained_of_once() -> None:
+    plan = Lanes([UNIT, UNIT], cases=10)
+    for _ in range(2 * KILLS):
+        unit = plan.next()
+        assert unit is not None
+        plan.observe(unit, WorkerDied(worker=UNIT.worker, cause="was killed by SIGKILL", killed=True))
+    assert plan.next() is None
+    _, error, _ = campaign(START, plan, Scripted())
+    assert isinstance(error, HarnessError)
+    assert error.message == "given up, as its process was killed from outside 10 times: is memory short?"

@@ -314,7 +314,8 @@ def test_a_finding_that_was_damaged_is_named(tmp_path: Path, capsys: Capture) ->
     assert cli.invoke(["replay", *fake("Sound")]) == 2
     out, err = capsys.readouterr()
     assert f"{FINDING.id}: holds, " in out
-    assert f"specfuzz replay {path}\n" in out
+    line = "not run here, interrupted: a process ended in this case before its verdict"
+    assert out.endswith(f"{line}: specfuzz replay {path}\n")
     assert err.count("\n") == 1
     assert cli.invoke(["replay", "--json", *fake("Sound")]) == 2
     found = json.loads(capsys.readouterr().out)
@@ -391,7 +392,32 @@ def test_a_reader_that_goes_away_is_no_crash() -> None:
         text=True,
         check=False,
     )
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_end_of_the_process_in_a_command_is_no_silence(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("fuzz.doctor.diagnose", lambda store: sys.exit(0))
+    assert cli.invoke(["doctor"]) == 2
+    assert capsys.readouterr().err.startswith("specfuzz: SystemExit: 0 (at ")
+
+
+@pytest.mark.spawned
+def test_a_scenario_that_ends_the_process_is_found_and_shown(capsys: Capture) -> None:
+    engine = fake("Quitting")
+    arguments = ["run", *engine, "--worker", "PARDWorker", "--max-cases", "40", "--workers", "1", "--json"]
+    assert cli.invoke(arguments) == 1
+    (finding,) = document(capsys)["findings"]
+    assert finding["invariant"] == "process-survives"
+    assert cli.invoke(["explain", finding["id"], *engine]) == 1
+    page = capsys.readouterr().out
+    assert "    the process ended with status 0\n" in page
+    assert page.endswith(f"\n{finding['id']}: fails\n")
+    # One after the other, each in a process that lives.
+    assert cli.invoke(["replay", finding["id"], finding["id"], *engine, "--json"]) == 1
+    assert document(capsys)["failed"] == 2
+    assert cli.invoke(["replay", finding["id"], *fake("Killed")]) == 2
+    problem = "the process that ran it was killed from outside: is memory short? Run it again"
+    assert capsys.readouterr().err == f"specfuzz: {finding['id']}: {problem}\n"
 
 
 def test_the_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

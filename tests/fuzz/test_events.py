@@ -56,7 +56,7 @@ FINDING = Finding(
         ),
         FindingFound(finding=FINDING, cases=4, also=("output-lossless",)),
         HarnessError(worker="PARDWorker", key="k", message="m", scenario=SCENARIO, bug="TRT-01/PARDWorker"),
-        WorkerDied(worker="PARDWorker", cause="was killed by SIGKILL"),
+        WorkerDied(worker="PARDWorker", cause="was killed by SIGKILL", killed=True),
         UnitRefused(message="--device: no cuda here"),
         UnitFinished(worker="PARDWorker"),
         CampaignFinished(seconds=2.0),

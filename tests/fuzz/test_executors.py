@@ -16,8 +16,9 @@ import pytest
 
 from fuzz import executors
 from fuzz.alone import how_it_ended
+from fuzz.audit import PROCESS_SURVIVES
 from fuzz.events import BatchFinished, Event, FindingFound, HarnessError, UnitFinished, WorkerDied, encode
-from fuzz.executors import PROCESS_SURVIVES, Executor, InProcess, Spawned
+from fuzz.executors import Executor, InProcess, Spawned
 from fuzz.journal import read_case
 from fuzz.store import Store
 from fuzz.subject import read_subject
@@ -98,13 +99,41 @@ def test_a_process_that_dies_is_a_finding_and_the_others_go_on(running: Path) ->
     events = list(Spawned(2, running).execute(plan))
     (died,) = (event for event in events if isinstance(event, WorkerDied))
     (found,) = (event for event in events if isinstance(event, FindingFound))
-    assert died.cause == "was killed by SIGKILL"
+    assert died.cause == "was killed by SIGSEGV"
     assert found.finding.invariant == PROCESS_SURVIVES
-    assert found.finding.violation.message == "the process was killed by SIGKILL while it ran this scenario"
+    assert found.finding.violation.message == "the process was killed by SIGSEGV while it ran this scenario"
     scenario = check(found.finding.scenario)
     assert scenario == died.scenario
     assert any(step.contexts and step.generations for step in scenario.steps)
     assert [event.worker for event in events if isinstance(event, UnitFinished)] == ["MTPEagleWorker"]
+
+
+def test_a_sigkill_is_never_the_engines_own(tmp_path: Path) -> None:
+    (died,) = Spawned(1, tmp_path).execute(Queue(unit("Killed")))
+    assert isinstance(died, WorkerDied)
+    assert died.killed
+    (journal,) = tmp_path.iterdir()
+    assert read_case(journal) is not None
+
+
+def test_an_end_without_a_word_is_a_finding(running: Path) -> None:
+    died, found = Spawned(1, running).execute(Queue(unit("Quitting")))
+    assert isinstance(died, WorkerDied)
+    assert not died.killed
+    assert isinstance(found, FindingFound)
+    assert found.finding.violation.message == "the process ended with status 0 while it ran this scenario"
+
+
+@pytest.mark.exhaustive(every=2, first=1)
+@pytest.mark.parametrize("make", [InProcess, lambda running: Spawned(1, running)], ids=["here", "spawned"])
+def test_a_system_exit_is_a_finding_and_the_search_goes_on(make: Callable[[Path], Executor], running: Path) -> None:
+    events = list(make(running).execute(Queue(unit("Exiting", max_cases=60))))
+    (found,) = (event.finding for event in events if isinstance(event, FindingFound))
+    assert found.invariant == PROCESS_SURVIVES
+    message = f"SystemExit: enough (at {found.raised_at}) ends the process that runs this scenario"
+    assert found.violation.message == message
+    assert sum(event.tally.cases for event in events if isinstance(event, BatchFinished)) == 60
+    assert len(found.scenario.steps) <= 2, "it is shrunk"
 
 
 @pytest.mark.exhaustive(every=2)
@@ -126,6 +155,7 @@ def test_a_process_that_is_killed_from_outside_is_no_finding(
     killer.join()
     assert isinstance(died, WorkerDied)
     assert died.cause == f"was killed by {signal.Signals(number).name}"
+    assert died.killed
     # Unless it struck between two cases.
     assert [read_subject(path).scenario for path in store.take_interrupted()] == [died.scenario][: bool(died.scenario)]
 
@@ -171,6 +201,7 @@ def test_whoever_stops_listening_ends_the_processes(running: Path) -> None:
 
 def test_exit_statuses_in_words() -> None:
     assert how_it_ended(-11) == "was killed by SIGSEGV"
+    assert how_it_ended(-40) == "was killed by signal 40"
     assert how_it_ended(3) == "ended with status 3"
 
 

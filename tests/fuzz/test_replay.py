@@ -208,7 +208,7 @@ def death(engine: str) -> Subject:
 
 def test_a_death_is_replayed_in_a_process_of_its_own() -> None:
     done = replay(death("Dying"))
-    assert [v.message for v in done.violations] == ["the process was killed by SIGKILL"]
+    assert [v.message for v in done.violations] == ["the process was killed by SIGSEGV"]
     assert done.verdict is None
     assert done.reached == 0
     assert done.finding is not None
