@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 _DONE: Final = "done"
 _REFUSED: Final = "refused"
+PATIENCE: Final = 20.0
+"""Seconds that a process may take to end once its pipe is closed: whatever it was running may have a core to dump."""
 
 
 class Died(Exception):
@@ -55,6 +57,7 @@ class Apart:
 
     def __init__(self) -> None:
         self._process: SpawnProcess | None = None
+        self._busy = False
         self._connection: Connection | None = None
 
     def call(self, function: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
@@ -63,6 +66,7 @@ class Apart:
         Raises ``Died`` if the process ends or hangs, and ``UsageError`` if the function raises one, or an error.
         """
         connection = self._started()
+        self._busy = True
         try:
             connection.send((function, args))
             if not connection.poll(seconds):
@@ -70,8 +74,8 @@ class Apart:
                 raise Died(f"did not end within {seconds:g} s")
             how, result = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
-            code = self._ended()
-            raise Died(how_it_ended(code), killed=-code == signal.SIGKILL) from None
+            raise self._death() from None
+        self._busy = False
         if how == _REFUSED:
             raise UsageError(result)
         value: T = result
@@ -87,22 +91,24 @@ class Apart:
             theirs.close()
         return self._connection
 
-    def _ended(self) -> int:
-        """The exit status of the process, which has closed its end of the pipe."""
+    def _death(self) -> Died:
+        """How the process ended, which has closed its end of the pipe."""
         process = self._process
         assert process is not None
-        process.join(5)  # the pipe closes a moment before the exit status is there
+        process.join(PATIENCE)
         code = process.exitcode
         self.close()
-        return -signal.SIGKILL if code is None else code
+        return Died(how_it_ended(code), killed=code == -signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, in the middle of a call as well."""
         if self._process is not None and self._connection is not None:
+            self._connection.close()
+            if not self._busy:
+                self._process.join(PATIENCE)
             self._process.kill()
             self._process.join()
             self._process.close()
-            self._connection.close()
         self._process = self._connection = None
 
 
@@ -178,8 +184,10 @@ def run_once(case: Case) -> str | None:
     return None
 
 
-def how_it_ended(code: int) -> str:
-    """The exit status of a process in words that follow "the process"."""
+def how_it_ended(code: int | None) -> str:
+    """The exit status of a process in words that follow "the process"; None for one that still runs."""
+    if code is None:
+        return "closed its connection and did not end"
     if code >= 0:
         return f"ended with status {code}"
     names = {number.value: number.name for number in signal.Signals}

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 import fuzz.engines
 from fuzz import interrupt, reach
-from fuzz.alone import death, follow_parent, how_it_ended
+from fuzz.alone import PATIENCE, death, follow_parent, how_it_ended
 from fuzz.audit import PROCESS_SURVIVES
 from fuzz.events import (
     BatchFinished,
@@ -154,15 +154,12 @@ class _Member:
         self.process.join()
         self.process.close()
 
-    def kill(self) -> int:
-        """End it whatever it does; its exit status."""
+    def kill(self) -> None:
+        """End it whatever it does."""
         self.process.kill()
         self.process.join()
-        code = self.process.exitcode
         self.connection.close()
         self.process.close()
-        assert code is not None
-        return code
 
 
 class Spawned:
@@ -243,13 +240,13 @@ class Spawned:
         """A dead or hung process: what it was running becomes a finding, unless somebody else has killed it."""
         self._members.remove(member)
         if cause is None:
-            member.process.join(5)  # the pipe closes a moment before the exit status is there
-        code = member.kill()
-        hung = cause is not None
-        cause = cause or how_it_ended(code)
+            member.process.join(PATIENCE)  # the pipe closes a moment before the exit status is there
+            cause = how_it_ended(member.process.exitcode)
+        number = -(member.process.exitcode or 0)
+        member.kill()
         unit, case = member.unit, read_case(member.journal)
         scenario = None if case is None else case.scenario
-        killed = not hung and self._is_from_outside(-code, case)
+        killed = self._is_from_outside(number, case)
         yield member, WorkerDied(worker=unit.worker, bug=unit.bug, cause=cause, scenario=scenario, killed=killed)
         if killed:
             # The innocent case stays in the journal, and is listed as interrupted.

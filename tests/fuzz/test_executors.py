@@ -202,6 +202,7 @@ def test_whoever_stops_listening_ends_the_processes(running: Path) -> None:
 def test_exit_statuses_in_words() -> None:
     assert how_it_ended(-11) == "was killed by SIGSEGV"
     assert how_it_ended(-40) == "was killed by signal 40"
+    assert how_it_ended(None) == "closed its connection and did not end"
     assert how_it_ended(3) == "ended with status 3"
 
 

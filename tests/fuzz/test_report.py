@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fuzz.events import BatchFinished, CampaignFinished, Event, HarnessError, Tally
-from fuzz.report import Summary, place
+from fuzz.report import Summary, interrupted_line, place
 from invariants import find
 from scenarios import Violation, scenario_to_json
 from tests.fuzz.conftest import Snapshot
@@ -197,3 +199,18 @@ def test_places() -> None:
     assert place(whole) == "steps[3]"
     assert place(replace(whole, substep="draft[1]")) == "steps[3] draft[1]"
     assert place(replace(whole, substep="draft[1]", run=2)) == "steps[3] draft[1] of run 2"
+
+
+@pytest.mark.parametrize(
+    ("engine", "bug", "options"),
+    [
+        ("portable", None, ""),
+        ("portable", "TRT-01/PARDWorker", " --with-bug"),
+        ("tests.fuzz.fakes:Sound", None, " --engine tests.fuzz.fakes:Sound"),
+    ],
+)
+def test_an_interrupted_case_is_run_again_as_it_was(tmp_path: Path, engine: str, bug: str | None, options: str) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps({"engine": engine, "bug": bug, "scenario": {}}))
+    statement = "interrupted: a process ended in this case before its verdict"
+    assert interrupted_line(str(path)) == f"{statement}: specfuzz replay {path}{options}"
