@@ -17,7 +17,7 @@ def test_readme_names_each() -> None:
     assert [path.name for path in EXAMPLES if f"examples/{path.name}" not in readme] == []
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_it_fails_with_its_bug_alone(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")

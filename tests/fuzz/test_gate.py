@@ -80,6 +80,7 @@ def test_an_uncovered_line_fails_and_is_named(base: str) -> None:
     assert not gate(base, threshold=75.1).passed
 
 
+@pytest.mark.exhaustive
 def test_modules_of_one_name_are_told_apart(base: str) -> None:
     commit({"room/a.py": TESTED, "hall/a.py": "# why\n" + TESTED})
     measure("import room.a, hall.a; room.a.f(0); hall.a.f(1)")
@@ -88,6 +89,7 @@ def test_modules_of_one_name_are_told_apart(base: str) -> None:
     assert result.uncovered == {"hall/a.py": (5,), "room/a.py": (3,)}
 
 
+@pytest.mark.exhaustive
 def test_uncommitted_and_untracked_lines_count(base: str) -> None:
     Path("room/a.py").write_text(TESTED)
     Path("room/new.py").write_text("def g():\n    return 3\n")
@@ -95,6 +97,7 @@ def test_uncommitted_and_untracked_lines_count(base: str) -> None:
     assert gate(base).uncovered == {"room/a.py": (3,), "room/new.py": (2,)}
 
 
+@pytest.mark.exhaustive
 def test_a_changed_continuation_line_is_its_statement(base: str) -> None:
     call = "def f():\n    return max(\n        1,\n        {},\n    )\n"
     first = commit({"room/a.py": call.format(2)})
@@ -137,6 +140,7 @@ def test_a_file_that_the_report_does_not_know_fails(base: str) -> None:
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_report_of_an_earlier_version_fails_although_other_lines_are_covered(base: str) -> None:
     commit({"room/a.py": TESTED})
     measure("import room.a; room.a.f(0); room.a.f(1)")

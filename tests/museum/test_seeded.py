@@ -53,7 +53,7 @@ def test_each_is_noticed_in_its_scenario(bug: Bug) -> None:
     assert {violation.invariant for violation in verdict.violations} == set(bug.caught_by)
 
 
-@pytest.mark.exhaustive(every=60)
+@pytest.mark.exhaustive(every=90)
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.id)
 def test_nothing_is_noticed_without_it(bug: Bug, part_of: PartOf) -> None:
     # Each relation is a run of its own.

@@ -33,7 +33,7 @@ def traced(scenario: Scenario) -> Trace:
     return trace
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
 def test_each_is_noticed(rule: WrongRule) -> None:
     scenario = SCENARIOS[rule.scenario](rule.worker)

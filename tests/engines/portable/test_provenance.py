@@ -57,7 +57,7 @@ def test_tags_go_where_elements_go(operation: Any, expected: list[Any]) -> None:
     assert _follow(operation, [7, 8, 9], [7, 8, NONE]) == expected
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("scenario", RIGHT, ids=lambda scenario: scenario.config.worker)
 def test_a_right_engine_reads_each_row_as_its_own_request_s(scenario: Scenario) -> None:
     assert misread_rows(scenario) == []
