@@ -146,3 +146,26 @@ def whole_pages_of_one_cache(patch: Patch) -> None:
         return tokens // longest * longest
 
     patch(py_executor, "find_reused_tokens", find_reused_tokens)
+
+
+@bug(
+    "TRT-140",
+    kind="K7",
+    workers=(EAGLE3, SA),
+    variant="late",
+    title="A prompt is given known pages with which the next one of the same step is about to begin",
+    reference=_REFERENCE,
+    caught_by=("block-reuse-equals-reference", "known-pages-hold-their-prompt", "output-lossless"),
+)
+def claimed_one_by_one(patch: Patch) -> None:
+    from engines.portable.pyexecutor.resource_manager import KVCacheManager
+
+    claim, add_tokens = KVCacheManager._claim_blocks, KVCacheManager._add_tokens
+
+    def _add_tokens(self: Any, request: Any, num_tokens: int) -> list[int]:
+        if request.is_context and request.is_first_context_chunk and request.prepopulated_prompt_len:
+            claim(self, request)
+        return add_tokens(self, request, num_tokens)
+
+    patch(KVCacheManager, "_claim_blocks", lambda self, request: None)
+    patch(KVCacheManager, "_add_tokens", _add_tokens)

@@ -12,7 +12,7 @@ from strategies.choices import Draw, choose, pick
 from strategies.config import draw_request, room_of
 from strategies.drafting import draw_draft_len
 from strategies.fault import KINDS, Kinds, draw_fault
-from strategies.layout import Layout, Room, draw_layout, runnable
+from strategies.layout import Layout, Room, Space, draw_layout, runnable
 from strategies.phase import phase_table, replayable
 from strategies.ranks import draw_idle, draw_peers
 from strategies.sizes import least_draft_len
@@ -172,10 +172,10 @@ class Composer:
         return nearest, graphs
 
     def _draw_layout(self, draw: Draw, draft_len: int, sizes: dict[int, list[int]]) -> Layout:
-        return draw_layout(draw, self.schedule, draft_len, arrive=lambda most: self._arrive(draw, most), graphs=sizes)
+        return draw_layout(draw, self.schedule, draft_len, arrive=lambda space: self._arrive(draw, space), graphs=sizes)
 
-    def _arrive(self, draw: Draw, most: int) -> int:
-        request = draw_request(draw, self.schedule.config, len(self.requests), most)
+    def _arrive(self, draw: Draw, space: Space) -> int:
+        request = draw_request(draw, self.schedule.config, len(self.requests), space)
         self.requests.append(request)
         self.schedule.add(request)
         return request.id

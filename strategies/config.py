@@ -14,7 +14,7 @@ from scenarios.backends import longest_grant, runs_on
 from scenarios.trees import most_nodes
 from strategies.acceptance import draw_thinking, draw_variants
 from strategies.choices import MANY, Draw, choose, digits, in_range, pick
-from strategies.layout import Room, pages
+from strategies.layout import Room, Space, pages
 from strategies.prefixes import draw_block_reuse, draw_prompt
 from strategies.sizes import least_draft_len
 
@@ -224,12 +224,12 @@ def _requests(
     draw: st.DrawFn, config: Config, longest: int, min_size: int, max_size: int, first_id: int
 ) -> tuple[Request, ...]:
     size = min_size + pick(draw, max_size - min_size + 1)
-    return tuple(draw_request(draw, config, first_id + i, longest) for i in range(size))
+    return tuple(draw_request(draw, config, first_id + i, Space(longest, blank=longest)) for i in range(size))
 
 
-def draw_request(draw: Draw, config: Config, request: int, longest: int) -> Request:
-    """The request with this id and a prompt of at most ``longest`` tokens."""
-    prompt = draw_prompt(draw, config, request, longest)
+def draw_request(draw: Draw, config: Config, request: int, space: Space) -> Request:
+    """The request with this id and a prompt for which there is so much ``space``."""
+    prompt = draw_prompt(draw, config, request, space)
     return Request(id=request, thinking=draw_thinking(draw, config), **prompt)
 
 

@@ -18,8 +18,22 @@ from strategies.widths import draw_widths
 NEW: Final = -1
 """Stands for a request that has not entered yet."""
 
-Arrival = Callable[[int], int]
-"""Lets a request enter whose prompt has at most so many tokens, and returns its id."""
+
+class Space(NamedTuple):
+    """What a prompt that starts in a step finds.
+
+    longest  most tokens that it can have
+    blank    most for which no page whose content is known gives way
+    later    prompts that may start behind it in the same step
+    """
+
+    longest: int
+    blank: int
+    later: int = 0
+
+
+Arrival = Callable[[Space], int]
+"""Lets a request enter whose prompt finds so much space, and returns its id."""
 
 
 class Layout(NamedTuple):
@@ -51,6 +65,7 @@ class Room:
         self.tokens = config.max_num_tokens
         self.sizes = [size for _, size in config.pools]
         self.pages = [blocks - used for (blocks, _), used in zip(config.pools, schedule.blocks_in_use)]
+        self.known = [len(pool.cached) for pool in schedule.reuse.pools] or [0] * len(self.sizes)
         self.least_prompt = max(1, config.least_history)
 
     @property
@@ -59,9 +74,18 @@ class Room:
         config = self.config
         if not self.rows or not self.tokens:
             return 0
-        in_pool = self._hold(self.pages) - self.extra - self.prompt_width
-        longest = min(in_pool, config.max_seq_len - self.extra)
+        longest = min(self._prompt_in(self.pages), config.max_seq_len - self.extra)
         return longest if config.traits.chunked_prefill else min(longest, self.tokens)
+
+    def space(self, later: int) -> Space:
+        """What a prompt finds that starts now, with ``later`` others behind it."""
+        return Space(self.longest_prompt, self._prompt_in(self._blank), later)
+
+    @property
+    def presses(self) -> bool:
+        """Whether one dummy more would make a page give way whose content is known."""
+        past = self._hold(self._blank) - self.extra - self.width - 1
+        return any(self.known) and past < self.config.least_history
 
     @property
     def takes_prompt(self) -> bool:
@@ -122,6 +146,13 @@ class Room:
 
     def _growth(self, state: RequestState) -> list[int]:
         return [*map(sub, self._pages(state.granted + 1 + self.width), self._pages(state.granted))]
+
+    @property
+    def _blank(self) -> list[int]:
+        return [*map(sub, self.pages, self.known)]
+
+    def _prompt_in(self, free: list[int]) -> int:
+        return self._hold(free) - self.extra - self.prompt_width
 
     def _hold(self, free: list[int]) -> int:
         """Tokens that all pools can hold in so many pages each."""
@@ -202,7 +233,7 @@ def _draw_chunks(
     chunks = []
     for later, request in zip(range(len(coming) - 1, -1, -1), coming):
         if request == NEW and arrive is not None and room.takes_prompt:
-            request = arrive(room.longest_prompt)
+            request = arrive(room.space(later))
         if request == NEW or not room.admits_context(schedule.requests[request]):
             continue
         state = schedule.requests[request]

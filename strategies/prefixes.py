@@ -9,10 +9,12 @@ from typing import Any, Final
 from scenarios import Config
 from scenarios.reuse import reuses_on
 from strategies.choices import Draw, choose, pick
-from strategies.layout import pages
-from strategies.sizes import prompt_lens
+from strategies.layout import Space, pages
+from strategies.sizes import NEAR, prompt_lens
 
 _REUSES: Final = (False, False, True)
+_REUSES_AMONG_RANKS: Final = (False, True)
+"""Whether pages are reused; rather where dummies, which take the room of known ones, keep several ranks in step."""
 _APART: Final = (False, True, True)
 _LONG_PAGE: Final = 4
 """Tokens that a page has at most where it is to be reused."""
@@ -20,6 +22,8 @@ _FEW: Final = 4
 """Pages of a prompt that fits into a small pool, and of what may be left in it."""
 _SOURCES: Final = (None, 0, 0, 0, 0, 0, 0, -1)
 """Whose beginning a prompt has: its own, mostly that of the first one, sometimes that of the one before."""
+_SOURCES_BEFORE_OTHERS: Final = (None, 0, 0, None, -1, 0)
+"""The same where other prompts start behind it: what they know, it may make give way."""
 
 
 def draw_block_reuse(draw: Draw, config: Config) -> Config:
@@ -31,7 +35,8 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
     """
     # A recurrent state, drawn for every other case, gives way.
     without = replace(config, recurrent=False)
-    if not choose(draw, _REUSES) or not reuses_on(without):
+    table = _REUSES_AMONG_RANKS if config.attention_dp_size > 1 else _REUSES
+    if not choose(draw, table) or not reuses_on(without):
         return config
     config = without
     if not config.compress_ratios and config.tokens_per_block > _LONG_PAGE:
@@ -51,9 +56,9 @@ def draw_block_reuse(draw: Draw, config: Config) -> Config:
 
 
 def _with_small_pool(draw: Draw, config: Config) -> Config:
-    """``config``, half the time with one pool that holds a prompt of a few pages: what it knows soon gives way."""
+    """``config``, mostly with one pool that holds a prompt of a few pages: what it knows soon gives way."""
     names = ("num_blocks", "draft_num_blocks")[: len(config.pools)]
-    name = choose(draw, (None, names[-1], names[0], None))
+    name = choose(draw, (None, names[-1], names[0], names[0]))
     if name is None:
         return config
     blocks, size = config.pools[names.index(name)]
@@ -63,19 +68,28 @@ def _with_small_pool(draw: Draw, config: Config) -> Config:
     return replace(config, **small)
 
 
-def draw_prompt(draw: Draw, config: Config, request: int, longest: int) -> dict[str, Any]:
-    """What a ``Request`` says of its prompt, which has at most ``longest`` tokens."""
-    table = prompt_lens(config, longest)
+def draw_prompt(draw: Draw, config: Config, request: int, space: Space) -> dict[str, Any]:
+    """What a ``Request`` says of its prompt, for which there is so much ``space``."""
+    table = prompt_lens(config, space.longest)
     if not config.enable_block_reuse:
         return {"prompt_len": choose(draw, table)}
     unit = lcm(*(size for _, size in config.pools))
     # One that has no full page, or nothing behind it, neither leaves nor finds anything; a long one leaves no room.
-    prompt_len = choose(draw, (*table, *[n for n in table if unit < n <= _FEW * unit] * 4))
-    source = choose(draw, _SOURCES) if request else None
+    few = [n for n in table if unit < n <= _FEW * unit] or table
+    filling = _filling(space, unit, max(1, config.least_history)) or few
+    prompt_len = choose(draw, choose(draw, (filling, few, filling) if space.later else (table, few, filling)))
+    source = choose(draw, _SOURCES_BEFORE_OTHERS if space.later else _SOURCES) if request else None
     if source is None:
         return {"prompt_len": prompt_len}
     source = source if source >= 0 else request - 1
     return {"prompt_len": prompt_len, "prefix_of": source, "prefix_len": choose(draw, _prefix_lens(prompt_len, unit))}
+
+
+def _filling(space: Space, unit: int, least: int) -> list[int]:
+    """Prompts that leave no page blank, then such that make one page give way whose content is known, and two."""
+    if space.blank >= space.longest or space.longest > NEAR:
+        return []
+    return [n for n in (space.blank, space.blank + 1, space.blank + 1 + unit) if least <= n <= space.longest]
 
 
 def _prefix_lens(prompt_len: int, unit: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from scenarios import Config, Peer, Phase, ScenarioError, Schedule, Step, kept_in_step
 from strategies.choices import Draw, choose, digits, pick
+from strategies.layout import Room
 
 PEERS: Final = (
     Peer(generations=1),
@@ -25,6 +26,8 @@ _IDLE: Final = 6
 """This rank is idle in one of so many steps."""
 _STILL_IDLE: Final = 3
 """The same of steps after one with dummies, which are the same objects then."""
+_PRESSES: Final = 2
+"""The same of steps in which the dummy would take the room of a page whose content is known."""
 
 
 def draw_idle(draw: Draw, schedule: Schedule, draft_len: int, last: Step | None) -> Step | None:
@@ -35,7 +38,8 @@ def draw_idle(draw: Draw, schedule: Schedule, draft_len: int, last: Step | None)
     if schedule.config.attention_dp_size == 1:
         return None
     padded = last is not None and any(row.request is None for row in last.generations)
-    one_in = _STILL_IDLE if padded else _IDLE
+    room = Room(schedule, draft_len)
+    one_in = _PRESSES if room.presses else _STILL_IDLE if padded or any(room.known) else _IDLE
     if pick(draw, one_in) < one_in - 1:
         return None
     return _if_possible(schedule, draw_peers(draw, schedule, Step(draft_len=draft_len)))

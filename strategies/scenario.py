@@ -126,7 +126,10 @@ def _scenarios(
     record: Record | None,
 ) -> Scenario:
     size = draw(sizes)
-    composer = Composer(draw(config), startup=size // 2 if with_startup else 0)
+    drawn = draw(config)
+    # What is known of pages takes several requests, one after the other.
+    share = 3 if drawn.enable_block_reuse else 2
+    composer = Composer(drawn, startup=size // share if with_startup else 0)
     step = _steps(composer, size, record)
     while len(composer.steps) < size and not composer.over:
         draw(step)

@@ -107,6 +107,18 @@ def pool_full(worker: str) -> Scenario:
     )
 
 
+def claims_at_once(worker: str) -> Scenario:
+    """Two pages are blank and four known; a prompt needs three, and the one behind it begins with the oldest of these."""
+    return _alike(
+        worker,
+        Step(draft_len=K, contexts=(_fills(worker, 0, 5),), finish=(0,)),
+        Step(draft_len=K, contexts=(_fills(worker, 1, 13),), finish=(1,)),
+        Step(draft_len=K, contexts=(_fills(worker, 2, 5), _fills(worker, 3, 5))),
+        prompts=((5, 0), (13, 0), (5, 0), (5, 5)),
+        num_blocks=6,
+    )
+
+
 SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "SGL-11": shared_in_both,
     "SGL-11/shorter": drafters_pages_taken,
@@ -116,6 +128,7 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-140/coarser": ends_apart,
     "TRT-140/early": chunked,
     "TRT-140/emptied": shared,
+    "TRT-140/late": claims_at_once,
     "TRT-140/failure": failed_between,
     "TRT-140/starved": pool_full,
     "TRT-140/whole-prompt": same_prompt,
