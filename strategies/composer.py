@@ -14,6 +14,7 @@ from strategies.drafting import draw_draft_len
 from strategies.fault import KINDS, Kinds, draw_fault
 from strategies.layout import Layout, Room, Space, draw_layout, runnable
 from strategies.phase import phase_table, replayable
+from strategies.prefixes import next_to_go
 from strategies.ranks import draw_idle, draw_peers
 from strategies.sizes import least_draft_len
 from strategies.startup import draw_dummies
@@ -114,8 +115,8 @@ class Composer:
         started = self._started
         if not started:
             return []
-        # With overlap what follows an end is worth more than what goes on, as it is where requests share pages.
-        rarely = 3 if self.schedule.in_flight or self.schedule.reuse.enabled else 8
+        # With overlap what follows an end is worth more than what goes on; where pages are reused it is all there is.
+        rarely = 2 if self.schedule.reuse.enabled else 3 if self.schedule.in_flight else 8
         # One that is alone is spared the choice of all: somebody should be there when the next one enters.
         choice = pick(draw, rarely * len(started) + rarely)
         everybody = choice == len(started) + 1 and len(started) > 1
@@ -175,7 +176,8 @@ class Composer:
         return draw_layout(draw, self.schedule, draft_len, arrive=lambda space: self._arrive(draw, space), graphs=sizes)
 
     def _arrive(self, draw: Draw, space: Space) -> int:
-        request = draw_request(draw, self.schedule.config, len(self.requests), space)
+        oldest = next_to_go(self.schedule, self.requests)
+        request = draw_request(draw, self.schedule.config, len(self.requests), space, oldest)
         self.requests.append(request)
         self.schedule.add(request)
         return request.id

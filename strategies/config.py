@@ -227,9 +227,9 @@ def _requests(
     return tuple(draw_request(draw, config, first_id + i, Space(longest, blank=longest)) for i in range(size))
 
 
-def draw_request(draw: Draw, config: Config, request: int, space: Space) -> Request:
-    """The request with this id and a prompt for which there is so much ``space``."""
-    prompt = draw_prompt(draw, config, request, space)
+def draw_request(draw: Draw, config: Config, request: int, space: Space, oldest: Request | None = None) -> Request:
+    """The request with this id and a prompt for which there is so much ``space``; see ``draw_prompt``."""
+    prompt = draw_prompt(draw, config, request, space, oldest)
     return Request(id=request, thinking=draw_thinking(draw, config), **prompt)
 
 

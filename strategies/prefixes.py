@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
 from typing import Any, Final
 
-from scenarios import Config
+from scenarios import Config, Request, Schedule
 from scenarios.reuse import reuses_on
 from strategies.choices import Draw, choose, pick
 from strategies.layout import Space, pages
@@ -20,10 +21,14 @@ _LONG_PAGE: Final = 4
 """Tokens that a page has at most where it is to be reused."""
 _FEW: Final = 4
 """Pages of a prompt that fits into a small pool, and of what may be left in it."""
-_SOURCES: Final = (None, 0, 0, 0, 0, 0, 0, -1)
+_OLDEST: Final = -2
+"""Stands for the request whose pages give way next."""
+_SOURCES: Final[tuple[int | None, ...]] = (None, 0, 0, 0, 0, 0, 0, -1)
 """Whose beginning a prompt has: its own, mostly that of the first one, sometimes that of the one before."""
-_SOURCES_BEFORE_OTHERS: Final = (None, 0, 0, None, -1, 0)
-"""The same where other prompts start behind it: what they know, it may make give way."""
+_SOURCES_IN_NEED: Final[tuple[int | None, ...]] = (*_SOURCES, *(_OLDEST,) * 4)
+"""The same where pages are about to give way, which it may find just in time."""
+_SOURCES_BEFORE_OTHERS: Final[tuple[int | None, ...]] = (None, 0, None, -1)
+"""The same where other prompts start behind it: what they are about to begin with, it may make give way."""
 
 
 def draw_block_reuse(draw: Draw, config: Config) -> Config:
@@ -68,8 +73,22 @@ def _with_small_pool(draw: Draw, config: Config) -> Config:
     return replace(config, **small)
 
 
-def draw_prompt(draw: Draw, config: Config, request: int, space: Space) -> dict[str, Any]:
-    """What a ``Request`` says of its prompt, for which there is so much ``space``."""
+def next_to_go(schedule: Schedule, requests: Sequence[Request]) -> Request | None:
+    """Whose own tokens fill the known page that gives way first; None where there is no such page."""
+    for pool in schedule.reuse.pools:
+        key = next(iter(pool.cached), ())
+        for request in requests if key else ():
+            own = replace(request, prefix_of=None, prefix_len=0).prompt(schedule.config.seed)
+            if tuple(own[: len(key)]) == key:
+                return request
+    return None
+
+
+def draw_prompt(draw: Draw, config: Config, request: int, space: Space, oldest: Request | None) -> dict[str, Any]:
+    """What a ``Request`` says of its prompt, for which there is so much ``space``.
+
+    oldest  the request whose pages give way next
+    """
     table = prompt_lens(config, space.longest)
     if not config.enable_block_reuse:
         return {"prompt_len": choose(draw, table)}
@@ -78,9 +97,14 @@ def draw_prompt(draw: Draw, config: Config, request: int, space: Space) -> dict[
     few = [n for n in table if unit < n <= _FEW * unit] or table
     filling = _filling(space, unit, max(1, config.least_history)) or few
     prompt_len = choose(draw, choose(draw, (filling, few, filling) if space.later else (table, few, filling)))
-    source = choose(draw, _SOURCES_BEFORE_OTHERS if space.later else _SOURCES) if request else None
+    again = oldest is not None and oldest.prompt_len <= space.longest
+    sources = _SOURCES_BEFORE_OTHERS if space.later else _SOURCES_IN_NEED if again else _SOURCES
+    source = choose(draw, sources) if request else None
     if source is None:
         return {"prompt_len": prompt_len}
+    if source == _OLDEST and oldest is not None:
+        longer = min(oldest.prompt_len + choose(draw, (1, 0, unit)), space.longest)
+        return {"prompt_len": longer, "prefix_of": oldest.id, "prefix_len": oldest.prompt_len}
     source = source if source >= 0 else request - 1
     return {"prompt_len": prompt_len, "prefix_of": source, "prefix_len": choose(draw, _prefix_lens(prompt_len, unit))}
 

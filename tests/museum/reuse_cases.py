@@ -108,7 +108,7 @@ def pool_full(worker: str) -> Scenario:
 
 
 def claims_at_once(worker: str) -> Scenario:
-    """Two pages are blank and four known; a prompt needs three, and the one behind it begins with the oldest of these."""
+    """Two pages are blank, four known; a prompt needs three, and the next one begins with the oldest of the four."""
     return _alike(
         worker,
         Step(draft_len=K, contexts=(_fills(worker, 0, 5),), finish=(0,)),
