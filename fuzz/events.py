@@ -29,6 +29,7 @@ class Tally:
     reached, held    invariant -> how often it had something to say, and was right
     observed         fields of ``scenarios.FIELDS`` that the engine showed
     memory           MiB that the process has had resident at most, 0 for a search in the calling process
+    grown            by how many of these it had fewer after its first scenarios
     """
 
     cases: int = 0
@@ -40,6 +41,7 @@ class Tally:
     held: Mapping[str, int] = field(default_factory=dict)
     observed: tuple[str, ...] = ()
     memory: int = 0
+    grown: int = 0
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -52,6 +54,7 @@ class Tally:
             held=_sum(self.held, other.held),
             observed=tuple(sorted({*self.observed, *other.observed})),
             memory=max(self.memory, other.memory),
+            grown=max(self.grown, other.grown),
         )
 
 

@@ -103,11 +103,14 @@ def serve(connection: Connection, running: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
     threading.Thread(target=follow_parent, daemon=True).start()
     journal = Journal(Path(running))
+    first = 0
     try:
         while True:
             for event in run_unit(decode_unit(connection.recv_bytes()), journal):
                 if isinstance(event, BatchFinished):
-                    event = replace(event, tally=event.tally + Tally(memory=peak_mib()))
+                    memory = peak_mib()
+                    first = first or memory
+                    event = replace(event, tally=event.tally + Tally(memory=memory, grown=memory - first))
                 connection.send_bytes(encode(event))
                 if isinstance(event, FindingFound):
                     connection.recv_bytes()  # it is stored: now its case can be forgotten

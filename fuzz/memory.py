@@ -9,6 +9,8 @@ from typing import Final
 
 MOST_MIB: Final = 600
 """What a process that searches may have resident: more than twice what torch takes as it is imported."""
+GROWTH_MIB: Final = 200
+"""How much more it may have than after its first scenarios: a torch that is built for CUDA takes 500 by itself."""
 _STATUS: Final = Path("/proc/self/status")
 _KIB, _MIB = 1024, 1024**2
 

@@ -20,7 +20,7 @@ from fuzz.events import (
     HarnessError,
     Tally,
 )
-from fuzz.memory import MOST_MIB
+from fuzz.memory import GROWTH_MIB, MOST_MIB
 from invariants.registry import RELATION, Invariant
 from scenarios import WORKERS, Finding, Violation, scenario_to_json
 
@@ -121,8 +121,16 @@ class Summary:
         problems = list(dict.fromkeys(f"{error.worker}: {error.message}" for error in self.errors))
         if total.fired != total.planned:
             problems.append(f"faults: {total.fired} fired of {total.planned} planned")
-        if total.memory > MOST_MIB and self.start is not None and self.start.device == "cpu":
-            problems.append(f"memory: a process had {total.memory} MiB resident, which should be {MOST_MIB} at most")
+        if (
+            total.memory > MOST_MIB
+            and total.grown > GROWTH_MIB
+            and self.start is not None
+            and self.start.device == "cpu"
+        ):
+            had = (
+                f"memory: a process had {total.memory} MiB resident, {total.grown} more than after its first scenarios"
+            )
+            problems.append(f"{had}; it should be {MOST_MIB} at most")
         if self.seconds is None:
             # What it has not come to is nobody's fault.
             return [*problems, "cut short before its budget was spent"]

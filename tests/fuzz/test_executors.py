@@ -55,7 +55,8 @@ def unit(engine: str = "Sound", **options: object) -> Unit:
 
 def timeless(events: list[Event]) -> list[Event]:
     return [
-        replace(e, tally=replace(e.tally, seconds=0.0, memory=0)) if isinstance(e, BatchFinished) else e for e in events
+        replace(e, tally=replace(e.tally, seconds=0.0, memory=0, grown=0)) if isinstance(e, BatchFinished) else e
+        for e in events
     ]
 
 

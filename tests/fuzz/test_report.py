@@ -87,7 +87,8 @@ def test_the_json_document() -> None:
     }
 
 
-GROWN = BatchFinished(worker="PARDWorker", tally=Tally(memory=601))
+GROWN = BatchFinished(worker="PARDWorker", tally=Tally(memory=601, grown=350))
+OF_CUDA = BatchFinished(worker="PARDWorker", tally=Tally(memory=620, grown=90))
 IDLE = BatchFinished(worker="MTPEagleWorker", tally=Tally(planned=3, fired=2))
 ERROR = HarnessError(worker="PARDWorker", key="k", message="steps[1]: the planned fault x@1:oom did not fire")
 
@@ -97,7 +98,10 @@ ERROR = HarnessError(worker="PARDWorker", key="k", message="steps[1]: the planne
     [
         (events(ERROR), "PARDWorker: steps[1]: the planned fault x@1:oom did not fire"),
         (events(IDLE), "faults: 10 fired of 11 planned"),
-        (events(GROWN), "memory: a process had 601 MiB resident, which should be 600 at most"),
+        (
+            events(GROWN),
+            "memory: a process had 601 MiB resident, 350 more than after its first scenarios; it should be 600 at most",
+        ),
         (events()[:-1], "cut short before its budget was spent"),
         (events()[:1], "cut short before its budget was spent"),
         ([events()[0], CampaignFinished(seconds=1.0)], "nothing was executed"),
@@ -112,6 +116,10 @@ def test_a_run_that_proves_nothing_is_no_success(stream: list[Event], problem: s
     assert total.problems == [problem]
     assert total.status == 2
     assert list(total.lines())[-2:] == [f"problem: {problem}", "no verdict"]
+
+
+def test_what_torch_itself_takes_is_no_growth() -> None:
+    assert summary(events(OF_CUDA)).problems == []
 
 
 def test_a_run_that_was_cut_short_says_nothing_of_what_it_has_not_reached() -> None:
