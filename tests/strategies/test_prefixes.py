@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import strategies as st
 
 from scenarios import WORKERS, Config, Request, Scenario, Schedule, check, walk
 from scenarios.reuse import Key, reuses_on
@@ -29,6 +30,25 @@ def parted(scenario: Scenario) -> bool:
     return False
 
 
+def reusing(*variants: str) -> st.SearchStrategy[Config]:
+    """Configurations with block reuse."""
+    return configs(variants=(*REUSE, *variants)).filter(lambda config: config.enable_block_reuse)
+
+
+def who_takes_known_pages(scenario: Scenario) -> set[str]:
+    """Of ``prompts`` and ``dummies``, in which steps a page that nobody owned any more has been forgotten."""
+    schedule, takers = Schedule(scenario.config, scenario.requests), set()
+    for step in scenario.steps:
+        before = [dict(pool.cached) for pool in schedule.reuse.pools]
+        schedule.advance(step)
+        now = [(pool.cached, pool.owners) for pool in schedule.reuse.pools]
+        if step.fault is None and any(
+            key not in cached and key not in owners for known, (cached, owners) in zip(before, now) for key in known
+        ):
+            takers.add("dummies" if any(row.request is None for row in step.generations) else "prompts")
+    return takers
+
+
 @pytest.mark.exhaustive
 def test_block_reuse_is_drawn_for_whoever_has_it_with_pages_that_end_together() -> None:
     seen = all_of(configs(variants=REUSE, backends=("TRTLLM", "DSA", "DEEPSEEK_V4")), 600)
@@ -44,11 +64,11 @@ def test_block_reuse_is_drawn_for_whoever_has_it_with_pages_that_end_together() 
 
 @pytest.mark.exhaustive
 def test_prompts_find_pages_of_earlier_ones() -> None:
-    seen = [s for s in all_of(scenarios(variants=REUSE, max_steps=8), 500) if s.config.enable_block_reuse]
+    seen = all_of(scenarios(config=reusing(), max_steps=8), 200)
     for scenario in seen:
         check(scenario)
     found = [scenario for scenario in seen if reused(scenario)]
-    assert len(found) > len(seen) / 4
+    assert len(found) > len(seen) / 6
     assert any(scenario.config.overlap for scenario in found)
     assert any(scenario.config.use_separate_draft_kv_cache for scenario in found)
 
@@ -58,6 +78,14 @@ def test_requests_end_while_others_have_their_pages() -> None:
     config = Config(worker="SAWorker", max_draft_len=2, tokens_per_block=2, enable_block_reuse=True)
     seen = all_of(scenarios(config=config, max_steps=10), 100)
     assert sum(map(parted, seen)) >= 3
+
+
+@pytest.mark.exhaustive
+def test_known_pages_give_way_to_prompts_and_to_dummies() -> None:
+    seen = all_of(scenarios(config=reusing("attention_dp_size"), max_steps=10), 250)
+    found = [who_takes_known_pages(scenario) for scenario in seen]
+    assert sum("prompts" in takers for takers in found) > len(seen) / 8
+    assert sum("dummies" in takers for takers in found) >= 3
 
 
 def test_prompts_are_their_own_where_nothing_is_reused() -> None:
