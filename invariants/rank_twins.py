@@ -7,6 +7,7 @@ from dataclasses import replace
 from invariants.twins import Edited, others, padded, real, valid
 from scenarios import Config, Context, Generation, Peer, Phase, Request, Scenario, Step, walk
 from scenarios import forced_acceptance as forced
+from scenarios.pipeline import piped_on
 
 
 def single_rank(scenario: Scenario) -> Edited | None:
@@ -35,6 +36,16 @@ def next_of_replica(scenario: Scenario) -> Edited | None:
         return None
     config = replace(scenario.config, tp_rank=(scenario.config.tp_rank + 1) % size)
     return valid(replace(scenario, config=config), scenario.steps, ((i, i) for i in range(len(scenario.steps))))
+
+
+def next_stage(scenario: Scenario) -> Edited | None:
+    """The scenario with one rank of a pipeline before this one, which is shown where it can be. Pairs: all steps."""
+    # What is told is not used before a request generates.
+    told = any(real(step) for step in scenario.steps)
+    if not told or scenario.config.pp_size > 1 or not piped_on(scenario.config):
+        return None
+    twin = replace(scenario, config=replace(scenario.config, pp_size=2))
+    return valid(twin, scenario.steps, ((i, i) for i in range(len(scenario.steps))))
 
 
 def next_rank(scenario: Scenario) -> Edited | None:

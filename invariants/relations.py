@@ -293,6 +293,21 @@ def stalled_copies_change_nothing(scenario: Scenario) -> Twin | None:
 
 
 @relation(
+    "pipeline-ranks-prepare-the-same",
+    reads=tuple(field for field in _SEEN if field != "racing_copies"),
+    museum=("VLL-06",),
+    predicates=("P12",),
+)
+def pipeline_ranks_prepare_the_same(scenario: Scenario) -> Twin | None:
+    """A rank of a pipeline without the worker, told what the last rank returned, prepares the same batches.
+
+    Its host makes the same of each step. In the twin what is prepared, and what the host makes of it, are that rank's.
+    """
+    edited = rank_twins.next_stage(scenario) if twins.fault_free(scenario) else None
+    return Twin(*edited, ignore=_OBJECTS | {"racing_copies"}) if edited else None
+
+
+@relation(
     "ranks-run-the-same-collectives",
     reads=("collectives", "graph_key"),
     museum=("TRT-81", "TRT-82", "TRT-83", "VLL-19"),

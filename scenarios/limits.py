@@ -10,6 +10,7 @@ from scenarios.caches import check_caches
 from scenarios.errors import ScenarioError, closest
 from scenarios.model import Config
 from scenarios.overlap import check_overlap
+from scenarios.pipeline import check_pipeline
 from scenarios.ragged import check_ragged
 from scenarios.ranks import check_ranks_config, check_replica
 from scenarios.reuse import check_reuse
@@ -34,6 +35,7 @@ _LIMITS: Final = {
     "attention_dp_rank": (0, 63),
     "tp_size": (1, 64),
     "tp_rank": (0, 63),
+    "pp_size": (1, 64),
     "force_num_accepted_tokens": (0, 32),
     "relaxed_topk": (0, 8),
     "draft_num_blocks": (0, 16_384),
@@ -67,6 +69,7 @@ def check_config(config: Config) -> None:
     check_caches(config)
     check_ranks_config(config)
     check_replica(config)
+    check_pipeline(config)
     check_overlap(config)
     check_reuse(config)
     check_rows(config)

@@ -18,6 +18,7 @@ from scenarios.errors import require as _require
 from scenarios.limits import check_config
 from scenarios.model import Config, Context, FaultKind, Generation, Phase, Request, Scenario, Step
 from scenarios.overlap import check_idle
+from scenarios.pipeline import check_piped
 from scenarios.plans import RequestState, RowPlan
 from scenarios.ragged import check_verify, verify_width
 from scenarios.ranks import check_ranks
@@ -448,6 +449,7 @@ class Schedule:
         _require(
             fault.occurrence >= 1, f"{field}.fault.occurrence", f"{fault.occurrence} is too small", "write 1 or more"
         )
+        check_piped(self.config, step, field)
         _require(
             not step.finish, f"{field}.finish", "no request finishes in a step that fails", "remove it or the fault"
         )

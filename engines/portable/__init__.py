@@ -16,6 +16,7 @@ with warnings.catch_warnings():
 
 from engines.portable.device_checks import Expect
 from engines.portable.mismatches import Mismatches
+from engines.portable.pipeline_session import PipelineSession
 from engines.portable.session import PortableSession
 from scenarios import BACKENDS, Config, Request, UsageError
 from scenarios.acceptance import VARIANTS
@@ -47,9 +48,13 @@ class PortableEngine:
         *,
         observe: bool = True,
         record: Collection[str] = (),
-    ) -> PortableSession:
+    ) -> PortableSession | PipelineSession:
         """Start a session; ``ScenarioError`` for a configuration that is not valid."""
-        return PortableSession(config, requests, torch.device(self.device), observe=observe, record=record)
+        device = torch.device(self.device)
+        if config.pp_size == 1:
+            return PortableSession(config, requests, device, observe=observe, record=record)
+        last, other = (PortableSession(config, requests, device, observe=observe, record=record) for _ in range(2))
+        return PipelineSession(last, other)
 
     def open_checked(
         self,
@@ -66,6 +71,8 @@ class PortableEngine:
 
         Raises ``ScenarioError`` for a configuration that is not valid.
         """
+        if config.pp_size > 1:
+            raise UsageError("config.pp_size: checks on the device follow one rank; leave it out")
         return PortableSession(
             config,
             requests,

@@ -61,6 +61,7 @@ _LINE_SITES = [
 class PortableSession:
     """One portable engine living through a scenario; see ``engines.base.Session``.
 
+    model_engine   what prepares batches and runs them
     attn_metadata  the long-lived metadata of steps that Python runs
     """
 
@@ -86,7 +87,8 @@ class PortableSession:
             kernels.warm_up(device.type)
         self._executor = self._create_executor(config, device)
         self._model: Any = self._executor.model_engine.model
-        self.attn_metadata: Any = self._executor.model_engine.attn_metadata
+        self.model_engine = self._executor.model_engine
+        self.attn_metadata: Any = self.model_engine.attn_metadata
         self._copies = self._watch_copies() if observe else None
         self._observer = self._watcher(observe, expect, mismatches, check_caches)
         self._watch = _listening(self._observer)

@@ -87,6 +87,8 @@ class TensorrtLlmEngine:
                 raise UsageError(f"config.{field}: upstream's classes are driven over one plain KV cache; leave it out")
         if config.stall_copies:
             raise UsageError("config.stall_copies: upstream's copies do not go through the suite; leave it out")
+        if config.pp_size > 1:
+            raise UsageError("config.pp_size: upstream's classes are driven on one rank; leave it out")
         worker = self.upstream.load(config.worker)
         if worker is None:
             raise UsageError(f"config.worker: {self._why_not(config.worker)}")

@@ -53,6 +53,8 @@ MUTATIONS: list[Mutation] = [
     set_to("collectives-equal-reference", RANKED, 3, "updated", "graph_key", [2, 3, 7]),
     at("ranks-of-a-replica-agree", REPLICATED, 2, "restored", "next_draft_tokens", lambda rows: [rows[1], rows[0]]),
     at("ranks-of-a-replica-agree", REPLICATED, 1, "prepared", "kv_lens_cuda", bump(1, by=-2)),
+    at("pipeline-ranks-prepare-the-same", served(EAGLE), 2, "prepared", "position_ids", bump(0)),
+    at("pipeline-ranks-prepare-the-same", REPLICATED, 1, "updated", "py_rewind_len", bump(0)),
     at("padded-equals-unpadded", RANKED, 3, "updated", "draft_kv", lambda kv: {**kv, 1: [0]}),
     at("padded-equals-unpadded", RANKED, 4, "updated", "free_blocks", lambda pages: pages - 1),
     at("other-ranks-do-not-matter", RANKED, 2, "updated", "emitted", lambda e: {0: e[1], 1: e[0]}),

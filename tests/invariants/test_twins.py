@@ -23,6 +23,7 @@ from scenarios import (
 )
 from tests.invariants.cases import (
     EAGLE,
+    MTP_TREE,
     PARD,
     failing,
     forced,
@@ -56,12 +57,14 @@ def test_relations_apply_only_where_they_have_something_to_say() -> None:
         "batch-equals-requests-alone",
         "row-order-does-not-matter",
         "draft-lengths-do-not-matter",
+        "pipeline-ranks-prepare-the-same",
     ]
     assert _applying(MIXED) == [
         "batch-equals-requests-alone",
         "row-order-does-not-matter",
         "chunked-equals-one-shot",
         "draft-lengths-do-not-matter",
+        "pipeline-ranks-prepare-the-same",
     ]
     single = Scenario(
         config=MIXED.config,
@@ -73,7 +76,7 @@ def test_relations_apply_only_where_they_have_something_to_say() -> None:
 
 def test_random_numbers_are_drawn_alike_only_by_the_same_forwards() -> None:
     drawing = replace(forced(EAGLE), steps=forced(EAGLE).steps[:-1])
-    assert _applying(drawing) == ["replay-equals-eager"]
+    assert _applying(drawing) == ["replay-equals-eager", "pipeline-ranks-prepare-the-same"]
     whole = replace(drawing, config=replace(drawing.config, force_num_accepted_tokens=2.0))
     assert "batch-equals-requests-alone" in _applying(check(whole))
 
@@ -81,9 +84,10 @@ def test_random_numbers_are_drawn_alike_only_by_the_same_forwards() -> None:
 def test_what_changes_nothing_is_turned_off_one_by_one() -> None:
     both = hybrid(MIXED)
     assert _applying(both) == [
-        *_applying(MIXED),
+        *_applying(MIXED)[:-1],
         "recurrent-layers-change-nothing",
         "rejection-sampling-accepts-the-same",
+        "pipeline-ranks-prepare-the-same",
     ]
     plain, pairs = twins.plain(both, "recurrent") or (None, ())
     assert plain == replace(both, config=replace(both.config, recurrent=False))
@@ -108,6 +112,14 @@ def test_where_widths_differ_all_drafts_are_verified_in_the_twin_and_graphs_have
     assert all((row.verify or 0) <= step.draft_len for step in shorter[0].steps for row in step.generations)
 
 
+def test_a_rank_of_a_pipeline_comes_before_whoever_has_something_to_be_told() -> None:
+    twin, pairs = rank_twins.next_stage(MIXED) or (MIXED, ())
+    assert twin == replace(MIXED, config=replace(MIXED.config, pp_size=2))
+    assert pairs == tuple((i, i) for i in range(len(MIXED.steps)))
+    prompt = replace(MIXED, steps=MIXED.steps[:1])
+    assert [rank_twins.next_stage(of) for of in (twin, check(prompt), served(MTP_TREE))] == [None] * 3
+
+
 def test_verify_runs_one_more_scenario_per_relation_that_applies() -> None:
     runs: list[Scenario] = []
 
@@ -116,7 +128,7 @@ def test_verify_runs_one_more_scenario_per_relation_that_applies() -> None:
         return dressed(scenario)
 
     verify(MIXED, run)
-    assert len(runs) == 5
+    assert len(runs) == 6
     assert runs[0] is MIXED
     runs.clear()
     verify(MIXED, run, relations=False)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from museum.bug import MTP_EAGLE
 from scenarios import Fault, FaultKind, Generation, Peer, Phase, Scenario, Step, check, kept_in_step
-from tests.museum.cases import K, _fills, _scenario
+from tests.museum.cases import K, _fills, _scenario, mixed, replayed
 
 RANKS: Final[dict[str, Any]] = {"attention_dp_size": 3, "attention_dp_rank": 1, "num_blocks": 128}
 PEERS: Final = (Peer(contexts=(4,), generations=5), Peer())
@@ -100,5 +100,8 @@ SCENARIOS: Final[dict[str, Callable[[str], Scenario]]] = {
     "TRT-120/not-installed": beside_others,
     "TRT-121": padded,
     "TRT-121/first": padded,
+    "VLL-06": mixed,
+    "VLL-06/drafts": mixed,
+    "VLL-06/late": replayed,
     "VLL-19": near_the_limit,
 }

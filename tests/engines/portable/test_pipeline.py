@@ -1,99 +1,92 @@
-"""Ranks of a pipeline: one that is not the last runs no worker, and is told what the last one's worker returned.
-
-Each worker lives through requests that end up with different accepted counts, on both kinds of rank side by side. What
-the host and the metadata of the other rank know before each forward must be what the last rank knows (vLLM #44697: it
-kept the count that supposes every draft to be accepted, and its positions drifted).
-"""
+"""Two ranks of a pipeline: the one without the worker is told what the last one returned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch import Tensor
 
-from engines.portable.session import PortableSession
+from engines.base import run
+from engines.portable.pipeline_session import PipelineSession
+from engines.portable.pyexecutor.pipeline import PPRelay
+from invariants import verify
 from scenarios import WORKERS as TRAITS
-from scenarios import Scenario, StepTrace
-from scenarios.trace import PREPARED, UPDATED
+from scenarios import Config, Fault, FaultKind, Scenario, ScenarioError, UsageError, check
 from tests.engines.portable.scripts import ENGINE
 from tests.engines.portable.support import WORKERS
-from tests.invariants.cases import served
+from tests.invariants.cases import served, started_up
 
-_OF_THE_WORKER = {"identity", "slot_owners", "racing_copies"}
-_TOLD = (
-    *("emitted", "py_rewind_len", "py_num_accepted_draft_tokens", "kv_tokens", "kv_blocks", "free_blocks"),
-    "connector_block_ids",
-)
-"""What the host makes of a step; caches and slots of drafters are the last rank's alone."""
-
-Outputs = dict[str, Tensor]
-Send = Callable[[Outputs, Outputs], Outputs]
+ALONE = [worker for worker in WORKERS if not TRAITS[worker].tree]
+CONFIG = Config(worker=ALONE[0], max_draft_len=2, pp_size=2)
 
 
-def broadcast(placeholders: Outputs, of_the_last: Outputs) -> Outputs:
-    """The placeholders have the form of the longest draft length; what is told has that of the step."""
-    return {**placeholders, **{name: of_the_last[name].clone() for name in of_the_last if name != "logits"}}
+def piped(scenario: Scenario) -> Scenario:
+    return check(replace(scenario, config=replace(scenario.config, pp_size=2)))
 
 
-def nothing_is_told(placeholders: Outputs, of_the_last: Outputs) -> Outputs:
-    """One token per row, as the placeholders say, and drafts of the right form."""
-    told = broadcast(placeholders, of_the_last)
-    return {**told, "new_tokens_lens": placeholders["new_tokens_lens"]}
+@pytest.mark.parametrize("worker", ALONE)
+def test_what_a_rank_without_the_worker_prepares_is_what_the_oracle_expects(worker: str) -> None:
+    for scenario in (served(worker), started_up(worker)):
+        verdict = verify(piped(scenario), lambda of: run(ENGINE, of))
+        assert verdict.violations == ()
+        assert verdict.counts["layout-equals-reference"][0] > 0
 
 
-def side_by_side(scenario: Scenario, send: Send) -> list[tuple[StepTrace, StepTrace]]:
-    """Each step on the last rank of a pipeline, and on another one."""
-    last, other = (_opened(scenario) for _ in range(2))
-    returned: list[Outputs] = []
-    forward, skip = last._model.spec_worker.forward, other._model.spec_worker.skip_forward
+def test_what_is_prepared_and_made_of_a_step_is_the_other_rank_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = PPRelay.receive
 
-    def kept(**given: Any) -> Outputs:
-        returned.append(forward(**given))
-        return returned[-1]
+    def first_count_alone(self: PPRelay, placeholders: Any) -> Any:
+        told = receive(self, placeholders)
+        return {**told, "new_tokens_lens": told["new_tokens_lens"].clamp(max=1)}
 
-    def told(**given: Any) -> Outputs:
-        return send(skip(**given), returned.pop(0))
-
-    last._model.spec_worker.forward, other._model.spec_worker.forward = kept, told
-    try:
-        return [(last.step(step), other.step(step)) for step in scenario.steps]
-    finally:
-        last.close()
-        other.close()
-
-
-def _opened(scenario: Scenario) -> PortableSession:
-    return ENGINE.open(scenario.config, scenario.requests)
+    monkeypatch.setattr(PPRelay, "receive", first_count_alone)
+    scenario = served(ALONE[0])
+    alone, shown = run(ENGINE, scenario), run(ENGINE, piped(scenario))
+    differing = {
+        (mine.name, field)
+        for step, other in zip(alone.steps, shown.steps)
+        for mine, theirs in zip(step.substeps, other.substeps)
+        for field in mine.fields
+        if mine[field] != theirs[field]
+    }
+    assert {("prepared", "kv_lens_cuda"), ("prepared", "position_ids"), ("updated", "emitted")} <= differing
+    assert {name for name, _ in differing} == {"prepared", "updated"}
 
 
-def differences(pairs: list[tuple[StepTrace, StepTrace]]) -> set[str]:
-    """Fields in which the ranks differ when a step is prepared, and when it is over."""
-    found = set()
-    for name in (PREPARED, UPDATED):
-        for mine, other in pairs:
-            seen, theirs = mine.find(name), other.find(name)
-            assert seen is not None
-            assert theirs is not None
-            compared = _TOLD if name == UPDATED else [field for field in seen.fields if field not in _OF_THE_WORKER]
-            found |= {field for field in compared if seen[field] != theirs[field]}
-    return found
+def test_a_rank_waits_for_no_step_that_the_last_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = piped(served(ALONE[0]))
+    session = ENGINE.open(scenario.config, scenario.requests)
+    assert isinstance(session, PipelineSession)
+    assert session.step(scenario.steps[0]).outcome == "ok"
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session._last.model_engine, "forward", broken)
+        assert session.step(scenario.steps[1]).outcome == "tolerated"
+    trace = session.trace()
+    session.close()
+    assert [step.outcome for step in trace.steps] == ["ok", "tolerated"]
+    assert len(session._other.trace().steps) == 1
 
 
-def _lived(worker: str, send: Send) -> set[str]:
-    scenario = served(worker)
-    return differences(side_by_side(replace(scenario, steps=scenario.steps[:5]), send))
+@pytest.mark.parametrize("worker", sorted(worker for worker in WORKERS if TRAITS[worker].tree))
+def test_trees_are_told_to_no_other_rank(worker: str) -> None:
+    with pytest.raises(ScenarioError, match=r"config\.pp_size: how the drafts of .* hang together .*; leave it out"):
+        piped(served(worker))
 
 
-@pytest.mark.parametrize("worker", WORKERS)
-def test_a_rank_that_is_told_what_the_last_one_returned_prepares_the_same(worker: str) -> None:
-    shape = {"spec_decoding_packed_mask", "spec_decoding_position_offsets", "position_ids"}
-    # How the nodes of a tree hang together is in no output.
-    assert _lived(worker, broadcast) == (shape if TRAITS[worker].tree else set())
+def test_a_step_with_other_ranks_waiting_may_not_fail() -> None:
+    scenario = piped(served(ALONE[0]))
+    fault = Fault(site="target_model.forward", occurrence=1, kind=FaultKind.ERROR)
+    failing = replace(scenario, steps=(replace(scenario.steps[0], fault=fault, finish=()), *scenario.steps[1:]))
+    with pytest.raises(ScenarioError, match=r"steps\[0\]\.fault: the other ranks .* would wait .*; remove it or"):
+        check(failing)
 
 
-@pytest.mark.parametrize("worker", WORKERS[:2])
-def test_a_rank_that_is_told_nothing_drifts(worker: str) -> None:
-    assert {"position_ids", "kv_lens_cuda", "emitted"} <= _lived(worker, nothing_is_told)
+def test_checks_on_the_device_follow_one_rank() -> None:
+    unused: Any = None
+    with pytest.raises(UsageError, match=r"config\.pp_size: checks on the device follow one rank; leave it out"):
+        ENGINE.open_checked(CONFIG, (), unused, unused)
