@@ -80,7 +80,20 @@ class Replay:
             "reached": self.reached,
             "problem": None if self.unsound is None else self.unsound.message,
             "violations": [to_json(violation) for violation in self.violations],
+            "recorded": None if self.subject.finding is None else _recorded(self.subject.finding),
         }
+
+
+def _recorded(finding: Finding) -> dict[str, Any]:
+    """What a finding's file says was wrong when it was found, without the scenario."""
+    return {
+        "engine": finding.engine,
+        "device": finding.device,
+        "bug": finding.bug,
+        "violation": to_json(finding.violation),
+        "raised_at": finding.raised_at,
+        "seen_on": finding.seen_on,
+    }
 
 
 def replay(subject: Subject, *, only: tuple[str, ...] = ()) -> Replay:

@@ -152,7 +152,22 @@ def test_what_holds_holds() -> None:
         "reached": done.reached,
         "problem": None,
         "violations": [],
+        "recorded": None,
     }
+
+
+def test_what_a_finding_was_found_with_is_told_whether_it_holds_or_not() -> None:
+    for engine, status in (("Sound", 0), ("Forgetful", 1)):
+        done = replay(subject(engine, finding=FINDING))
+        assert done.status == status
+        assert done.to_json()["recorded"] == {
+            "engine": "tests.fuzz.fakes:Forgetful",
+            "device": "cpu",
+            "bug": None,
+            "violation": FOUND["violation"],
+            "raised_at": "speculative/mtp.py:12",
+            "seen_on": None,
+        }
 
 
 def test_what_fails_shows_the_invariant_that_was_found() -> None:
