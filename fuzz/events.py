@@ -104,7 +104,8 @@ class FindingFound:
     """A violation, shrunk.
 
     cases  scenarios of its unit up to the one that showed it
-    also   invariants that the shrunk scenario violates besides: most likely for the same reason
+    also   invariants that the shrunk scenario violates besides, those of earlier findings among them: most likely for
+           the same reason
     """
 
     finding: Finding

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fuzz import engines
+from fuzz.causes import cause_lines, probable_causes
 from fuzz.events import (
     BatchFinished,
     CampaignFinished,
@@ -177,6 +178,7 @@ class Summary:
                 for worker, t in self.workers.items()
             },
             "findings": [finding_document(event) for event in self.found],
+            "causes": [cause._asdict() for cause in probable_causes(self.found)],
             "interrupted": self.interrupted,
             "problems": self.problems,
         }
@@ -211,6 +213,7 @@ class Summary:
         for event in self.found:
             yield from finding_lines(event)
             yield ""
+        yield from cause_lines(self.found)
         for path in self.interrupted:
             yield interrupted_line(path)
         for problem in self.problems:

@@ -316,6 +316,7 @@ class Search:
     def _finding(self, failure: Failure, scenario: Scenario) -> FindingFound | HarnessError:
         """The finding in a shrunk scenario, with what else it violates: most likely for the same reason.
 
+        That includes what is known from earlier findings, so that a report can tell which belong together.
         An error where the violation does not repeat, as on an engine that does something else each time.
         """
         try:
@@ -326,7 +327,7 @@ class Search:
         violation = next((v for v in verdict.violations if v.invariant == failure.key), None)
         if violation is None:
             return self._error(failure.key, _unrepeated(failure), scenario)
-        also = sorted({v.invariant for v in verdict.violations} - self.known)
+        also = sorted({v.invariant for v in verdict.violations} - {failure.key})
         self.known.update(also)
         return self._found(violation, scenario, raised_at(verdict.trace), also)
 

@@ -82,6 +82,7 @@ def test_the_json_document() -> None:
                 "reproduce": f"specfuzz explain {FINDING.id} --engine {FINDING.engine}",
             }
         ],
+        "causes": [],
         "interrupted": ["x.json"],
         "problems": [],
     }
@@ -116,6 +117,16 @@ def test_a_run_that_proves_nothing_is_no_success(stream: list[Event], problem: s
     assert total.problems == [problem]
     assert total.status == 2
     assert list(total.lines())[-2:] == [f"problem: {problem}", "no verdict"]
+
+
+def test_findings_that_probably_have_one_cause_are_named_together(snapshot: Snapshot) -> None:
+    elsewhere = replace(MIXED, config=replace(MIXED.config, worker="PARDWorker"))
+    twin = replace(FOUND, finding=replace(FINDING, scenario=elsewhere), also=())
+    total = summary(events(FOUND, twin))
+    snapshot("report_one_cause", "\n".join(total.lines()))
+    assert total.to_json()["causes"] == [
+        {"invariant": "restored-layout", "findings": (FINDING.id, twin.finding.id)},
+    ]
 
 
 def test_what_torch_itself_takes_is_no_growth() -> None:
