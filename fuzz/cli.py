@@ -226,6 +226,7 @@ def replay(
         invariants=options.invariants(invariant or ()),
         output=commands.Output.asked(as_json, report_dir),
         interrupted=() if names else store.interrupted(),
+        store=store,
     )
 
 

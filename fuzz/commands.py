@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -181,11 +181,13 @@ def replay_all(
     invariants: tuple[str, ...],
     output: Output,
     interrupted: Sequence[Path] = (),
+    store: Store | None = None,
     provenance: bool = False,
 ) -> int:
     """Run each again; a finding that is gone holds. What cannot be run gets a line, and the rest is run all the same.
 
     interrupted  cases that are mentioned only, as each may end its process, or hang it
+    store        where interrupted cases that hold are let go; None to leave them
     provenance   whether rows are followed from request to request
     """
     replays: list[Replay] = []
@@ -210,13 +212,30 @@ def replay_all(
     pages = [line for page in map(_replay_lines, replays, followed) for line in page]
     lines = pages or [Line(_nothing_stored(Store()))]
     lines += [Line(f"not run here, {interrupted_line(str(path))}") for path in interrupted]
-    output.write({"total": len(replays), "failed": failed, "results": results, "problems": problems}, lines)
+    # With only some of the invariants asked, a case has not been replayed whole.
+    gone = [] if store is None or invariants else list(_let_go(replays, store))
+    lines += [Line(f"interrupted before, and holds: no longer listed, and kept as {path}") for path in gone]
+    document = {"total": len(replays), "failed": failed, "results": results, "problems": problems}
+    output.write({**document, "held": [str(path) for path in gone]}, lines)
     if problems:
         return ERROR
     if failed:
         return FINDINGS
     sound = replays and all(done.unsound is None for done in replays)
     return NOTHING_FOUND if sound else ERROR
+
+
+def _let_go(replays: Sequence[Replay], store: Store) -> Iterator[Path]:
+    """New paths of the interrupted cases that hold now, on the engine and under the defect of which they are."""
+    for path in store.interrupted():
+        runs = [done for done in replays if done.subject.path and done.subject.path.resolve() == path.resolve()]
+        if runs and all(done.status == NOTHING_FOUND and _as_filed(done.subject, path) for done in runs):
+            yield store.let_go(path)
+
+
+def _as_filed(subject: Subject, path: Path) -> bool:
+    filed = read_subject(path)
+    return (filed.engine, filed.device, filed.bug) == (subject.engine, subject.device, subject.active_bug)
 
 
 def _misread(caller: Caller, done: Replay) -> list[str] | None:

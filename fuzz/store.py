@@ -4,6 +4,7 @@ findings/ID.json     findings, each written in one piece (temporary file, then r
 museum/ID.json       the same for findings under a seeded defect, which say nothing of the engine as it is
 running/NAME.json    the case that a process is running, see ``fuzz.journal``
 interrupted/ID.json  cases whose process ended before a verdict, as scenario files
+held/ID.json         those of them that have been replayed since, and held
 campaigns.sqlite     one row per campaign, one per worker in it, one per invariant in that; the events of each sweep
                      that is not complete
 
@@ -56,7 +57,7 @@ CREATE TABLE IF NOT EXISTS sweep (id INTEGER PRIMARY KEY, key TEXT NOT NULL, eve
 CREATE INDEX IF NOT EXISTS sweep_key ON sweep (key);
 """
 
-_FOLDERS: Final = ("interrupted", "museum", "findings")
+_FOLDERS: Final = ("held", "interrupted", "museum", "findings")
 """Where names are looked up; later ones win."""
 
 
@@ -119,6 +120,16 @@ class Store:
     def interrupted(self) -> list[Path]:
         """Scenario files of the cases that were running when their process ended."""
         return json_files(self.home / "interrupted")
+
+    def let_go(self, path: Path) -> Path:
+        """Move an interrupted case to those that have held since; returns its new path."""
+        held = self.home / "held" / path.name
+        try:
+            held.parent.mkdir(exist_ok=True)
+            os.replace(path, held)
+        except OSError as error:
+            raise not_writable(HOME, held.parent, error) from error
+        return held
 
     def take_interrupted(self) -> list[Path]:
         """New scenario files, made of the cases that dead processes have left behind."""

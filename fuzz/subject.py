@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ _LONGEST_NAME: Final = 255
 _LARGEST_MIB: Final = 64
 """Size from which on a file is not read: a finding has some kilobytes."""
 _WRAPPER = ("title", "story", "engine", "device", "bug", "scenario")
-_KNOWN: Final = (*_WRAPPER, "version", *(field.name for field in fields(Scenario)))
+_KNOWN: Final = (*_WRAPPER, "version", *(each.name for each in fields(Scenario)))
 """Names at the top of a scenario's file, with a story or without."""
 
 
@@ -30,6 +30,7 @@ class Subject:
     name      id or path, as it was asked for
     bug       seeded defect that it is about; ``seeded`` says whether to seed it
     finding   what was found in it, None for a scenario of which nothing is claimed
+    path      file that it was read from
     """
 
     name: str
@@ -41,6 +42,7 @@ class Subject:
     finding: Finding | None = None
     title: str = ""
     story: str = ""
+    path: Path | None = field(default=None, compare=False)
 
     @property
     def active_bug(self) -> str | None:
@@ -97,10 +99,10 @@ def read_subject(path: Path, name: str | None = None) -> Subject:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
         raise UsageError(f"{path}: cannot be read ({reason}); name a JSON file or the id of a finding") from error
     try:
-        return _subject(name, parse(text, ""))
+        return replace(_subject(name, parse(text, "")), path=path)
     except ScenarioError as error:
-        field = f"{path}: {error.field}" if error.field else str(path)
-        raise ScenarioError(field, error.problem, error.remedy) from None
+        place = f"{path}: {error.field}" if error.field else str(path)
+        raise ScenarioError(place, error.problem, error.remedy) from None
 
 
 def _subject(name: str, value: dict[str, Any]) -> Subject:
