@@ -112,6 +112,17 @@ class Apart:
         self._process = self._connection = None
 
 
+class Here:
+    """Calls functions in this process, which has the terminal that a debugger needs. What ends it ends everything."""
+
+    def call(self, function: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
+        """What the function returns, however long it takes: a person may be looking at it."""
+        return function(*args)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
 def caller() -> Caller:
     """Who runs an engine for a command: another process, as this one has to say how that ended."""
     return Apart()

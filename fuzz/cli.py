@@ -202,6 +202,10 @@ def replay(
     device: FoundDeviceOption = None,
     trtllm_source: SourceOption = None,
     invariant: InvariantOption = None,
+    here: Annotated[
+        bool,
+        typer.Option("--here", help="Run in this process, for breakpoint() and debuggers. What ends it ends replay."),
+    ] = False,
     as_json: JsonOption = False,
     report_dir: ReportOption = None,
 ) -> int:
@@ -226,7 +230,9 @@ def replay(
         invariants=options.invariants(invariant or ()),
         output=commands.Output.asked(as_json, report_dir),
         interrupted=() if names else store.interrupted(),
-        store=store,
+        # Whoever steps through a scenario may leave out some of it.
+        store=None if here else store,
+        here=here,
     )
 
 

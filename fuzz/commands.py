@@ -14,7 +14,7 @@ import typer
 
 from fuzz import acceptance, alone, doctor, listing
 from fuzz import leaks as triage
-from fuzz.alone import Caller, Died, elsewhere
+from fuzz.alone import Caller, Died, Here, elsewhere
 from fuzz.campaign import CampaignPlan, Lanes, campaign
 from fuzz.display import coloured, escaped, watch
 from fuzz.engines import PORTABLE
@@ -183,21 +183,23 @@ def replay_all(
     interrupted: Sequence[Path] = (),
     store: Store | None = None,
     provenance: bool = False,
+    here: bool = False,
 ) -> int:
     """Run each again; a finding that is gone holds. What cannot be run gets a line, and the rest is run all the same.
 
     interrupted  cases that are mentioned only, as each may end its process, or hang it
     store        where interrupted cases that hold are let go; None to leave them
     provenance   whether rows are followed from request to request
+    here         whether to run them in this process, for a debugger
     """
     replays: list[Replay] = []
     problems: list[str] = []
     followed: list[list[str] | None] = []
-    with closing(alone.caller()) as apart:
+    with closing(Here() if here else alone.caller()) as caller:
         for source in sources:
             try:
-                done = replay_apart(apart, source(), only=invariants)
-                followed.append(_misread(apart, done) if provenance else None)
+                done = replay_apart(caller, source(), only=invariants)
+                followed.append(_misread(caller, done) if provenance else None)
                 replays.append(done)
             except UsageError as error:
                 problems.append(str(error))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bdb import BdbQuit
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from typing import Any
 
 import fuzz.engines
@@ -147,12 +149,19 @@ def _replay(subject: Subject, only: tuple[str, ...], cause: str | None = None) -
 
     def execute(scenario: Scenario) -> Trace:
         with surviving():
-            return run(engine, scenario)
+            trace = run(engine, scenario)
+        if any(s.fields.get("exception") == BdbQuit.__name__ for step in trace.steps for s in step.substeps):
+            raise BdbQuit  # an engine takes it for a failure of the step
+        return trace
 
     try:
         with seeded(subject.active_bug):
             verdict = verify(subject.scenario, execute, only=only or None)
     except ProcessEnded as ended:
         return _death(subject, str(ended), ended.raised_at)
+    except BdbQuit:
+        if parent_process() is None:
+            raise KeyboardInterrupt from None  # whoever quits a debugger has seen enough
+        raise UsageError("a breakpoint() needs a terminal; use `specfuzz replay --here`") from None
     unsound = audit(subject.scenario, verdict.trace)
     return Replay(subject, verdict.violations if unsound is None else (), verdict, unsound)

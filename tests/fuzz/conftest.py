@@ -7,15 +7,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
-from fuzz.alone import Caller
+from fuzz.alone import Caller, Here
 from fuzz.executors import Executor, InProcess, Spawned
 from museum import BUGS, Bug
-
-T = TypeVar("T")
 
 FOLDER = Path(__file__).parent / "snapshots"
 
@@ -49,16 +46,6 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text on every machine."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-
-
-class Here:
-    """Calls functions in this process."""
-
-    def call(self, function: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
-        return function(*args)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)

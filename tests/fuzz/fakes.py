@@ -149,6 +149,19 @@ class Stillborn(Sound):
         os._exit(7)
 
 
+class Stopping(Sound):
+    """Has a breakpoint in a mixed batch, and takes an exception there for a failure of the step."""
+
+    def tamper(self, step: Step, done: StepTrace) -> StepTrace:
+        if not mixed(step):
+            return done
+        try:
+            breakpoint()  # noqa: T100 - a person's, which is what this engine is for
+        except Exception as error:
+            return replace(done, substeps=(Substep("failed", 0, "eager", {"exception": type(error).__name__}),))
+        return done
+
+
 class Hanging(Sound):
     """Never comes back from a mixed batch."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,3 +243,27 @@ def test_a_hang_is_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuzz.replay.STALL_SECONDS", 1.0)
     done = replay(death("Hanging"))
     assert [v.message for v in done.violations] == ["the process did not end within 1 s"]
+
+
+def debug(folder: Path, text: str, *options: str) -> tuple[int, str, str]:
+    """Status, output and errors of a replay with a breakpoint in it, at whose prompt ``text`` is written."""
+    path = write(folder, scenario_to_json(MIXED))
+    command = [sys.executable, "-m", "fuzz", "replay", str(path), "--engine", "tests.fuzz.fakes:Stopping"]
+    # No relation, which would stop in twins too.
+    command += ["--invariant", "restored-layout", *options]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.replace(str(path), "FILE"), done.stderr.replace(str(path), "FILE")
+
+
+def test_a_breakpoint_stops_a_replay_in_this_process(tmp_path: Path) -> None:
+    status, out, _ = debug(tmp_path, "p len(step.contexts) + 41\nc\n", "--here")
+    assert status == 0
+    assert "(Pdb) 42\n" in out
+    assert "FILE: holds, 1 invariants" in out
+
+
+@pytest.mark.exhaustive
+def test_to_quit_the_debugger_is_to_quit_and_without_a_terminal_there_is_none(tmp_path: Path) -> None:
+    assert debug(tmp_path, "q\n", "--here")[0] == 130
+    problem = "specfuzz: FILE: a breakpoint() needs a terminal; use `specfuzz replay --here`\n"
+    assert debug(tmp_path, "c\n")[::2] == (2, problem)
