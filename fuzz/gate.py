@@ -78,9 +78,9 @@ def gate(
     threshold     percentage of the changed lines that have to be covered
     coverage_xml  report of coverage.py over the present sources
 
-    Works in the root of a checkout, where coverage.py finds its configuration; the packages judged are those of
-    its ``run.source_pkgs``. Raises ``UsageError`` where no verdict can be given: an unknown base, a report that is
-    missing or older than the sources.
+    Works in the root of a checkout, where coverage.py finds its configuration; the packages judged are those of its
+    ``run.source_pkgs``, but for files in ``run.omit``. Raises ``UsageError`` where no verdict can be given: an unknown
+    base, a report that is missing or older than the sources.
     """
     for module in ("coverage", "diff_cover"):
         if find_spec(module) is None:
@@ -89,12 +89,14 @@ def gate(
         base = default_base()
     if not base:
         raise UsageError("--base: is empty; name a revision, or leave the option out")
-    packages = _measured_packages()
+    packages, omitted = _measured_packages()
     changed = _changed_lines(base)
     report = _report(coverage_xml, packages)
     measured, uncovered, unreported = 0, {}, {}
     for path, lines in changed.items():
         if not path.endswith(".py") or path.split("/")[0] not in packages or not Path(path).is_file():
+            continue
+        if any(Path(path).resolve().match(pattern) for pattern in omitted):
             continue
         judged = _statements(path, lines)
         known = judged & set(report.measured_lines(path) or ())
@@ -129,15 +131,17 @@ def _git(*args: str, default: str | None = None) -> str:
     return default
 
 
-def _measured_packages() -> frozenset[str]:
+def _measured_packages() -> tuple[frozenset[str], list[str]]:
+    """The packages that are measured, and patterns of the files in them that are not."""
     import coverage  # as diff_cover below: needed by nothing but the gate
 
-    source = coverage.Coverage(data_file=None).get_option("run:source_pkgs")
+    settings = coverage.Coverage(data_file=None)
+    source, omit = settings.get_option("run:source_pkgs"), settings.get_option("run:omit")
     if not isinstance(source, list) or not source:
         raise UsageError(
             "coverage run.source_pkgs: is not configured in this directory; run the gate in the root of a checkout"
         )
-    return frozenset(map(str, source))
+    return frozenset(map(str, source)), list(map(str, omit)) if isinstance(omit, list) else []
 
 
 def _changed_lines(base: str) -> dict[str, set[int]]:
@@ -150,7 +154,12 @@ def _changed_lines(base: str) -> dict[str, set[int]]:
             f"--base: git knows no revision {base!r} with a history in common; name a branch, tag or commit"
         )
     diff = GitDiffReporter(base, GitDiffTool("...", ignore_whitespace=False), include_untracked=True)
-    changed = {path: set(diff.lines_changed(path)) for path in diff.src_paths_changed()}
+    try:
+        changed = {path: set(diff.lines_changed(path)) for path in diff.src_paths_changed()}
+    except OSError as error:  # of an untracked link to a folder, for instance
+        raise UsageError(
+            f"{error.filename}: is untracked and cannot be read ({error.strerror}); ignore it, or remove it"
+        ) from error
     if not changed and fork == _git("rev-parse", "HEAD"):
         raise UsageError(f"--base: nothing was changed since {base}, so nothing is judged; name an earlier revision")
     return changed

@@ -66,6 +66,20 @@ def test_covered_lines_pass(base: str) -> None:
     assert str(result) == f"gate: passed: tests run 4 of 4 changed lines (100.0%, 95% needed) (since {base})"
 
 
+def test_a_file_that_is_left_out_of_the_measurement_is_not_judged(base: str) -> None:
+    commit({"pyproject.toml": f'{CONFIG}omit = ["*/room/b.py"]\n', "room/a.py": TESTED, "room/b.py": TESTED})
+    measure("import room.a; room.a.f(0); room.a.f(1)")
+    result = gate(base)
+    assert result.passed
+    assert result.measured == 4
+
+
+def test_an_untracked_link_to_a_folder_is_named(base: str) -> None:
+    Path("link").symlink_to("room")
+    with pytest.raises(UsageError, match=r"^link: is untracked and cannot be read \(Is a directory\); ignore it"):
+        gate(base)
+
+
 def test_an_uncovered_line_fails_and_is_named(base: str) -> None:
     commit({"room/a.py": TESTED})
     measure("import room.a; room.a.f(0)")

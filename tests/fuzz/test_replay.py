@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from bdb import BdbQuit
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,25 +246,25 @@ def test_a_hang_is_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [v.message for v in done.violations] == ["the process did not end within 1 s"]
 
 
-def debug(folder: Path, text: str, *options: str) -> tuple[int, str, str]:
-    """Status, output and errors of a replay with a breakpoint in it, at whose prompt ``text`` is written."""
-    path = write(folder, scenario_to_json(MIXED))
-    command = [sys.executable, "-m", "fuzz", "replay", str(path), "--engine", "tests.fuzz.fakes:Stopping"]
-    # No relation, which would stop in twins too.
-    command += ["--invariant", "restored-layout", *options]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout.replace(str(path), "FILE"), done.stderr.replace(str(path), "FILE")
-
-
 def test_a_breakpoint_stops_a_replay_in_this_process(tmp_path: Path) -> None:
-    status, out, _ = debug(tmp_path, "p len(step.contexts) + 41\nc\n", "--here")
-    assert status == 0
-    assert "(Pdb) 42\n" in out
-    assert "FILE: holds, 1 invariants" in out
+    path = write(tmp_path, scenario_to_json(MIXED))
+    command = [sys.executable, "-m", "fuzz", "replay", str(path), "--engine", "tests.fuzz.fakes:Stopping", "--here"]
+    # No relation, which would stop in twins too.
+    command += ["--invariant", "restored-layout"]
+    text = "p len(step.contexts) + 41\nc\n"
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "(Pdb) 42\n" in done.stdout
+    assert f"{path}: holds, 1 invariants" in done.stdout
 
 
-@pytest.mark.exhaustive
-def test_to_quit_the_debugger_is_to_quit_and_without_a_terminal_there_is_none(tmp_path: Path) -> None:
-    assert debug(tmp_path, "q\n", "--here")[0] == 130
-    problem = "specfuzz: FILE: a breakpoint() needs a terminal; use `specfuzz replay --here`\n"
-    assert debug(tmp_path, "c\n")[::2] == (2, problem)
+def test_to_quit_the_debugger_is_to_quit_and_without_a_terminal_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quit_at_once() -> None:
+        raise BdbQuit
+
+    monkeypatch.setattr(sys, "breakpointhook", quit_at_once)
+    with pytest.raises(KeyboardInterrupt):
+        replay(subject("Stopping"))
+    monkeypatch.setattr("fuzz.replay.parent_process", lambda: "another process")
+    with pytest.raises(UsageError, match=r"^it: a breakpoint\(\) needs a terminal; use `specfuzz replay --here`$"):
+        replay(subject("Stopping"))

@@ -13,7 +13,7 @@ import coverage
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ["scenarios", "reference", "faults", "invariants", "strategies", "museum", "fuzz"]
+MEASURED = ["scenarios", "reference", "engines", "faults", "invariants", "strategies", "museum", "fuzz"]
 
 
 @pytest.mark.exhaustive(every=2, first=1)
@@ -38,6 +38,7 @@ def test_coverage_measures_branches_in_every_process_with_a_core_that_can() -> N
     assert settings.get_option("run:branch") is True
     assert settings.get_option("run:patch") == ["subprocess"]
     assert settings.get_option("run:source_pkgs") == MEASURED
+    assert settings.get_option("run:omit") == ["*/engines/kernels/triton_kernels.py"]
     assert settings.get_option("report:fail_under") == 95
 
 
