@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from engines.unseen import Kernels
 
@@ -105,7 +105,8 @@ def _recorded(calls: list[_Call]) -> Iterator[None]:
     def record(kernel: Callable[[], Any]) -> Any:
         Kernels.record = None
         try:
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            # Without the recorder, and with what else watches operations.
+            with torch._C.DisableTorchFunction(), _pop_mode_temporarily():
                 result = kernel()
         finally:
             Kernels.record = record

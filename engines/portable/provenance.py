@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from engines.portable.device_values import OUTPUTS
 from engines.portable.ownership_observation import FIRST_DUMMY_ID
 from engines.portable.pyexecutor.resource_manager import SpecResourceManager
-from engines.portable.row_tags import UNTAGGED, RowTags
+from engines.portable.row_tags import RowTags
 from engines.portable.session import PortableSession
 from engines.portable.speculative.suffix_automaton import sa_manager_of
 from faults import Seam
@@ -28,6 +28,9 @@ from scenarios.trace import PREPARED, RESTORED, VERIFIED, draft
 _FIRST_DUMMY: Final = 1 << 20
 """Tags from here on are dummies, one for each row; requests have smaller ids."""
 _READ_BY_DRAFTERS: Final = ("input_ids", "position_ids", "hidden_states")
+_MTP_PAST: Final = ("mtp_past_tokens_pool", "mtp_past_hidden_states_pool")
+_KEPT_BY_SLOT: Final = (*_MTP_PAST, "relaxed_delta_pool", "text", "text_lens")
+"""What workers keep of requests, where they have it."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +162,9 @@ class ProvenanceSession(PortableSession):
         slots = {slot: request for request, slot in manager.slot_manager.taken().items() if request < FIRST_DUMMY_ID}
         owners = [slots.get(slot, _FIRST_DUMMY) for slot in range(max(slots, default=-1) + 1)]
         held = set(slots.values())
-        for name, tensor in vars(manager).items():
-            if owners and isinstance(tensor, Tensor) and tensor.dim() > 1 and len(tensor) >= len(owners):
+        for name in _KEPT_BY_SLOT:
+            tensor = getattr(manager, name, None)
+            if owners and tensor is not None:
                 self._compare(RESTORED, name, tensor[: len(owners)], owners, held.__contains__)
 
     def _owners_of(self, size: int, lens: Sequence[int]) -> list[int]:
@@ -173,9 +177,9 @@ class ProvenanceSession(PortableSession):
         return []
 
     def _tag(self, tensor: Tensor, owners: Tensor) -> None:
-        """Tag what has no tag yet."""
+        """Tag what has no request's tag yet."""
         tags = self._tags.of(tensor)
-        self._tags.put(tensor, torch.where(tags == UNTAGGED, owners, tags))
+        self._tags.put(tensor, torch.where(tags < 0, owners, tags))
 
     def _look(self, substep: str, field: str, tensor: Tensor, owners: Sequence[int]) -> None:
         """Compare tags with the owners of the rows, and tag what has none; where no owners are known, nothing."""
@@ -190,7 +194,7 @@ class ProvenanceSession(PortableSession):
     ) -> None:
         """Note each row in which another one's tag is, if it is one that counts."""
         for row, (tags, request) in enumerate(zip(self._tags.of(tensor).reshape(len(owners), -1).tolist(), owners)):
-            others = [tag for tag in tags if tag not in (UNTAGGED, request) and counts(tag)]
+            others = [tag for tag in tags if tag >= 0 and tag != request and counts(tag)]
             # What a worker keeps of a dummy may be anything.
             if others and request < _FIRST_DUMMY:
                 self.misread.append(Misread(len(self._steps), substep, field, row, request, _request(others[0])))
