@@ -243,7 +243,7 @@ def explain(
     device: FoundDeviceOption = None,
     trtllm_source: SourceOption = None,
     provenance: Annotated[
-        bool, typer.Option("--provenance", help="Say which request's row was read as whose (portable engine).")
+        bool, typer.Option("--provenance", help="Say which request's row was read as whose (portable engine, CPU).")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:

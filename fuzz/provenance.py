@@ -18,6 +18,8 @@ MOST: Final = 12
 def misread_rows(subject: Subject) -> list[str]:
     """Run the scenario once more with a tag on each row: the rows that were read as another request's, in order.
 
+    It runs on the CPU, whatever device the subject is of.
+
     Raises ``UsageError`` for an engine other than the portable one.
     """
     if subject.engine != fuzz.engines.PORTABLE:
@@ -25,14 +27,14 @@ def misread_rows(subject: Subject) -> list[str]:
     from engines.portable import provenance
 
     with seeded(subject.active_bug):
-        return [str(row) for row in provenance.misread_rows(subject.scenario, subject.device)]
+        return [str(row) for row in provenance.misread_rows(subject.scenario)]
 
 
 def provenance_lines(misread: Sequence[str]) -> Iterator[Line]:
     """These rows on a page."""
     yield Line("")
     if not misread:
-        yield Line("provenance: on the device each row was read as that of its own request")
+        yield Line("provenance: no row was seen to be read as another request's")
         return
     yield Line(f"provenance: {len(misread)} rows were read as another request's")
     for number, row in enumerate(misread[:MOST]):

@@ -55,9 +55,12 @@ def _called(request: int | None) -> str:
     return "a dummy" if request is None else f"request {request}"
 
 
-def misread_rows(scenario: Scenario, device: str = "cpu") -> list[Misread]:
-    """Run a valid scenario and list the rows that were misread, in order; each place once."""
-    session = ProvenanceSession(scenario.config, scenario.requests, torch.device(device), observe=True, record=())
+def misread_rows(scenario: Scenario) -> list[Misread]:
+    """Run a valid scenario and list the rows that were misread, in order; each place once.
+
+    It runs on the CPU: nobody sees what a CUDA graph does when it is replayed, or what a Triton kernel does.
+    """
+    session = ProvenanceSession(scenario.config, scenario.requests, torch.device("cpu"), observe=True, record=())
     try:
         session.foresee(scenario.steps)
         for step in scenario.steps:

@@ -200,7 +200,9 @@ def test_tags_are_where_elements_are(name: str) -> None:
         (lambda a, b: a.index_put_((T([1]),), b[:1], accumulate=True), [7, NONE, 9]),
         (lambda a, b: a.put_(T([1]), b[:1], accumulate=True), [7, NONE, 9]),
         # Of which nothing is known: none, also where there have been some.
+        (lambda a, b: T([4, 5, 6, 7])[b], [NONE] * 3),
         (lambda a, b: torch.searchsorted(a, b), [NONE] * 3),
+        (lambda a, b: a.unique(), [NONE] * 3),
         (lambda a, b: torch.repeat_interleave(b), [NONE] * 6),
         (lambda a, b: a.nonzero(), [[NONE]] * 3),
         (lambda a, b: a.bincount()[10:11], [NONE]),
