@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from engines.portable.provenance import Misread, ProvenanceSession, misread_rows
+from engines.portable.session import PortableSession
 from museum import BUGS, seeded
 from scenarios import Generation, Scenario, Step, check
-from tests.invariants.cases import EAGLE, MTP, PARD, overlapped, ragged, ranked, served, started_up
+from tests.invariants.cases import EAGLE, MTP, PARD, failing, overlapped, ragged, ranked, served, started_up
 from tests.museum.scenario_of import scenario_of
 
 RIGHT = [served(EAGLE), started_up(PARD), overlapped(EAGLE), ranked(MTP)]
@@ -20,6 +23,18 @@ RIGHT = [served(EAGLE), started_up(PARD), overlapped(EAGLE), ranked(MTP)]
 @pytest.mark.parametrize("scenario", RIGHT, ids=lambda scenario: scenario.config.worker)
 def test_a_right_engine_reads_each_row_as_its_own_request_s(scenario: Scenario) -> None:
     assert misread_rows(scenario) == []
+
+
+def test_an_engine_does_the_same_when_its_rows_are_watched() -> None:
+    scenario, traces = failing(EAGLE), []
+    for kind in (PortableSession, ProvenanceSession):
+        session = kind(scenario.config, scenario.requests, torch.device("cpu"), observe=True, record=())
+        with closing(session):
+            session.foresee(scenario.steps)
+            for step in scenario.steps:
+                session.step(step)
+            traces.append(session.trace())
+    assert traces[0] == traces[1]
 
 
 def test_drafts_belong_to_the_generation_that_verifies_them_however_many_it_has(
