@@ -198,8 +198,8 @@ def _moved(tags: RowTags, func: Any, given: Arguments, result: Any) -> Tensor | 
         if name == "out":
             return torch.empty(result.shape, dtype=torch.int32, device=result.device)
         if isinstance(value, Tensor):
-            # A place to which something is added has no tag: it is not known what was added to the same place before.
-            return torch.zeros_like(value, dtype=torch.int32) if added and name != "self" else tags.of(value) + 1
+            # Who else has added something to the same place is not looked into.
+            return (torch.full_like(tags.of(value), MIXED) if added and name != "self" else tags.of(value)) + 1
         if isinstance(value, (list, tuple)):
             return [moved(name, item) for item in value]
         return {"value": 0, "accumulate": False}.get(name, value)

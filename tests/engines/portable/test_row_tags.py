@@ -197,8 +197,8 @@ def test_tags_are_where_elements_are(name: str) -> None:
         (lambda a, b: torch.zeros(2).scatter_add_(0, T([0, 1, 1]), a.float()), [7, MIXED]),
         (lambda a, b: a.scatter(0, T([1]), 5, reduce="add"), [7, 8, 9]),
         (lambda a, b: a.scatter_reduce(0, T([0, 2]), b, "amax"), [7, 8, MIXED]),
-        (lambda a, b: a.index_put_((T([1]),), b[:1], accumulate=True), [7, NONE, 9]),
-        (lambda a, b: a.put_(T([1]), b[:1], accumulate=True), [7, NONE, 9]),
+        (lambda a, b: a.index_put_((T([1]),), b[:1], accumulate=True), [7, MIXED, 9]),
+        (lambda a, b: a.put_(T([1]), b[:1], accumulate=True), [7, MIXED, 9]),
         # Of which nothing is known: none, also where there have been some.
         (lambda a, b: T([4, 5, 6, 7])[b], [NONE] * 3),
         (lambda a, b: torch.searchsorted(a, b), [NONE] * 3),
