@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -225,6 +226,8 @@ def replay(
         return subject
 
     store = Store()
+    with suppress(UsageError):  # where nothing can be written, what was left behind stays where it is
+        store.take_interrupted()
     return commands.replay_all(
         [partial(prepare, read) for read in commands.sources(names or (), store)],
         invariants=options.invariants(invariant or ()),

@@ -218,7 +218,8 @@ def replay_all(
     gone = [] if store is None or invariants else list(_let_go(replays, store))
     lines += [Line(f"interrupted before, and holds: no longer listed, and kept as {path}") for path in gone]
     document = {"total": len(replays), "failed": failed, "results": results, "problems": problems}
-    output.write({**document, "held": [str(path) for path in gone]}, lines)
+    passed_over = {"interrupted": [str(path) for path in interrupted], "held": [str(path) for path in gone]}
+    output.write(document | passed_over, lines)
     if problems:
         return ERROR
     if failed:
@@ -385,4 +386,4 @@ def _replay_lines(done: Replay, misread: list[str] | None) -> Iterable[Line]:
         yield from scenario_lines(subject.scenario)
         yield from followed
         yield Line("")
-        yield Line(f"{subject.name}: holds, {done.reached} invariants had something to say")
+        yield Line(f"{subject.name}: holds, {done.reached} invariant{'s' * (done.reached != 1)} had something to say")

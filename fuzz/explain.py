@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
 from fuzz.report import place
-from invariants import Verdict, all_invariants
+from invariants import Relation, Verdict, all_invariants
 from scenarios import Config, Context, Finding, Generation, Peer, Request, Scenario, Step, StepTrace, Substep, Violation
 
 SCREEN: Final = 16
@@ -151,7 +151,8 @@ def _timeline(violation: Violation, verdict: Verdict) -> Iterator[Line]:
     expected = verdict.expected.steps[violation.step] if violation.step < len(verdict.expected.steps) else None
     entries = [entry for substep in step.substeps for entry in _entries(substep, expected, violation)]
     if any(entry.field for entry in entries):
-        yield from _layout(entries)
+        relation = any(i.slug == violation.invariant and isinstance(i, Relation) for i in all_invariants())
+        yield from _layout(entries, of_twin=relation)
     else:
         # Of a step that ended otherwise than in a twin, for instance; what is wrong is in the message.
         names = ", ".join(entry.substep for entry in entries)
@@ -191,7 +192,7 @@ def _entries(substep: Substep, expected: StepTrace | None, violation: Violation)
         yield Entry(name, "", None, None, False)
 
 
-def _layout(entries: list[Entry]) -> Iterator[Line]:
+def _layout(entries: list[Entry], *, of_twin: bool) -> Iterator[Line]:
     head = Entry("sub-step", "field", "expected", "actual", False)
     widths = [max(len(str(entry[i] or "")) for entry in (head, *entries)) for i in range(3)]
     first = next((entry for entry in entries if entry.differs), None)
@@ -203,12 +204,12 @@ def _layout(entries: list[Entry]) -> Iterator[Line]:
         cells = (substep, entry.field, entry.expected or "", entry.actual or "")
         text = "  ".join(str(cell).ljust(width) for cell, width in zip(cells, (*widths, 0)))
         yield Line(f"{mark} {text}".rstrip(), marked=entry is first)
-    yield from _legend(entries, first)
+    yield from _legend(entries, first, of_twin=of_twin)
 
 
-def _legend(entries: list[Entry], first: Entry | None) -> Iterator[Line]:
+def _legend(entries: list[Entry], first: Entry | None, *, of_twin: bool) -> Iterator[Line]:
     """What the marks mean, of those that are there."""
-    meanings = []
+    meanings = ["expected, of the field in question: what the twin has, which may be the one at fault"] * of_twin
     if first is not None:
         meanings.append("> differs first")
     if any(entry.differs and entry is not first for entry in entries):

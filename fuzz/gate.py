@@ -185,10 +185,14 @@ def _report(coverage_xml: Path, packages: Iterable[str]) -> XmlCoverageReporter:
 def _statements(path: str, lines: set[int]) -> set[int]:
     """First lines of the statements that ``lines`` belong to, without what the configuration excludes."""
     import coverage
+    from coverage.exceptions import NotPython
     from coverage.python import PythonFileReporter
 
     source = PythonFileReporter(str(Path(path).resolve()), coverage.Coverage(data_file=None))
-    return source.lines() & source.translate_lines(lines)
+    try:
+        return source.lines() & source.translate_lines(lines)
+    except NotPython as error:
+        raise UsageError(f"{path}: is not Python ({error}); repair it, or remove it") from error
 
 
 def _count(lines: Lines) -> int:

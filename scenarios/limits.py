@@ -35,7 +35,7 @@ _LIMITS: Final = {
     "attention_dp_rank": (0, 63),
     "tp_size": (1, 64),
     "tp_rank": (0, 63),
-    "pp_size": (1, 64),
+    "pp_size": (1, 2),
     "force_num_accepted_tokens": (0, 32),
     "relaxed_topk": (0, 8),
     "draft_num_blocks": (0, 16_384),

@@ -97,8 +97,8 @@ class Config:
     tp_size           ranks of tensor parallelism, which run the same rows; the draft head of each has a part of the
                       vocabulary
     tp_rank           which of them this engine is
-    pp_size           ranks of a pipeline. Of the last one all is shown but for what is prepared and what the host
-                      makes of a step: these are another rank's, which runs no worker; see ``pipeline``
+    pp_size           ranks of a pipeline, 1 or 2. Of the last one all is shown but for what is prepared and what the
+                      host makes of a step: these are another rank's, which runs no worker; see ``pipeline``
     ragged_verify     whether a generation may verify fewer of its drafts than another one; see ``ragged``
     enable_block_reuse  whether a prompt begins with the pages of an earlier one that has the same tokens; see ``reuse``
     attention_dp_size ranks of attention data parallelism, each with requests of its own

@@ -80,6 +80,13 @@ def test_an_untracked_link_to_a_folder_is_named(base: str) -> None:
         gate(base)
 
 
+def test_a_changed_file_that_is_not_python_is_named(base: str) -> None:
+    Path("room/broken.py").write_text("def f(:\n")
+    measure("import room.a")
+    with pytest.raises(UsageError, match=r"^room/broken\.py: is not Python \(.*\); repair it, or remove it$"):
+        gate(base)
+
+
 def test_an_uncovered_line_fails_and_is_named(base: str) -> None:
     commit({"room/a.py": TESTED})
     measure("import room.a; room.a.f(0)")

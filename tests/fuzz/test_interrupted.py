@@ -25,14 +25,19 @@ def document(capsys: Capture) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def interrupt(engine: str, bug: str | None = None) -> Path:
-    """An interrupted case of that engine, in the store."""
+def leave_behind(engine: str, bug: str | None = None) -> None:
+    """A case of that engine, as a process that was killed leaves it behind."""
     store = Store()
     with closing(Journal(store.running / "1.json")) as journal:
         with journal.case(Case(f"tests.fuzz.fakes:{engine}", "cpu", bug, MIXED)):
             text = journal.path.read_text()
     (store.running / "2.json").write_text(text)
-    [path] = store.take_interrupted()
+
+
+def interrupt(engine: str, bug: str | None = None) -> Path:
+    """An interrupted case of that engine, in the store."""
+    leave_behind(engine, bug)
+    [path] = Store().take_interrupted()
     return path
 
 
@@ -49,6 +54,16 @@ def test_an_interrupted_case_that_holds_is_let_go(capsys: Capture) -> None:
     assert interrupt("Sound") == path
     assert cli.invoke(["replay", str(path), *fake("Sound"), "--json"]) == 0
     assert document(capsys)["held"] == [str(held)]
+
+
+def test_what_a_killed_process_left_behind_is_named_at_once(capsys: Capture) -> None:
+    leave_behind("Sound")
+    assert cli.invoke(["replay"]) == 2
+    [path] = Store().interrupted()
+    line = f"not run here, interrupted: a process ended in this case before its verdict: specfuzz replay {path}"
+    assert line in capsys.readouterr().out
+    assert cli.invoke(["replay", "--json"]) == 2
+    assert document(capsys)["interrupted"] == [str(path)]
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_a_breakpoint_stops_a_replay_in_this_process(tmp_path: Path) -> None:
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "(Pdb) 42\n" in done.stdout
-    assert f"{path}: holds, 1 invariants" in done.stdout
+    assert f"{path}: holds, 1 invariant " in done.stdout
 
 
 def test_to_quit_the_debugger_is_to_quit_and_without_a_terminal_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

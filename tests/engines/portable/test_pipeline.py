@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from engines.base import run
 from engines.portable.pipeline_session import PipelineSession
@@ -70,6 +71,14 @@ def test_a_rank_waits_for_no_step_that_the_last_one_has_failed(monkeypatch: pyte
     session.close()
     assert [step.outcome for step in trace.steps] == ["ok", "tolerated"]
     assert len(session._other.trace().steps) == 1
+
+
+def test_what_was_sent_does_not_change_when_the_last_rank_writes_into_its_outputs() -> None:
+    relay, outputs = PPRelay(), {"logits": torch.zeros(1), "new_tokens_lens": torch.ones(2)}
+    relay.send(outputs)
+    outputs["new_tokens_lens"].fill_(7)
+    told = relay.receive({"logits": torch.ones(1), "new_tokens_lens": torch.zeros(2)})
+    assert {name: tensor.tolist() for name, tensor in told.items()} == {"logits": [1], "new_tokens_lens": [1, 1]}
 
 
 @pytest.mark.parametrize("worker", sorted(worker for worker in WORKERS if TRAITS[worker].tree))
