@@ -81,8 +81,9 @@ def test_an_untracked_link_to_a_folder_is_named(base: str) -> None:
 
 
 def test_a_changed_file_that_is_not_python_is_named(base: str) -> None:
-    Path("room/broken.py").write_text("def f(:\n")
     measure("import room.a")
+    Path("room/broken.py").write_text("def f(:\n")
+    os.utime("room/broken.py", (0, 0))  # as old as what a checkout brings
     with pytest.raises(UsageError, match=r"^room/broken\.py: is not Python \(.*\); repair it, or remove it$"):
         gate(base)
 
