@@ -26,6 +26,7 @@ def piped(scenario: Scenario) -> Scenario:
     return check(replace(scenario, config=replace(scenario.config, pp_size=2)))
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("worker", ALONE)
 def test_what_a_rank_without_the_worker_prepares_is_what_the_oracle_expects(worker: str) -> None:
     for scenario in (served(worker), started_up(worker)):
