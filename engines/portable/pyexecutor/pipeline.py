@@ -29,10 +29,11 @@ class PPRelay:
 
     def connect(self, last: PyTorchModelEngine, other: PyTorchModelEngine) -> None:
         """Let one engine send what its forwards return, and another one receive it in place of its own."""
-        forward: Any
-        worker: Any = other.model.spec_worker
+        sender: Any = last
+        receiver: Any = other
+        worker = receiver.model.spec_worker
         worker.forward = worker.skip_forward
-        forward, placeholders = last.forward, other.forward
+        forward, placeholders = sender.forward, receiver.forward
 
         def sending(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
             outputs: dict[str, Tensor] = forward(*args, **kwargs)
@@ -42,4 +43,4 @@ class PPRelay:
         def receiving(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
             return self.receive(placeholders(*args, **kwargs))
 
-        last.forward, other.forward = sending, receiving  # type: ignore[method-assign]
+        sender.forward, receiver.forward = sending, receiving
